@@ -257,7 +257,7 @@ impl Shared {
             return false;
         }
         let mut out = Out::default();
-        for Fill { shard, io, slot, bytes } in work.fills {
+        for Fill { shard, io, slot, bytes, .. } in work.fills {
             let crcs = self.write(shard, slot, &bytes);
             calls::call(self, shard, None, &mut out, |s, fx| {
                 s.flash_written(NOW, io, Ok(&crcs), fx);
@@ -373,6 +373,10 @@ impl Node<Model> for Shared {
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
         self.asked.lock().unwrap().bits.push((op, first, last));
         self.bells[MAINTENANCE].ring();
+    }
+
+    fn give_up(&self, _: Nanos, why: String) {
+        panic!("{why}");
     }
 
     fn id(&self, _: &Whole) -> VolumeId {

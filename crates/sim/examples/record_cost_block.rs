@@ -131,6 +131,9 @@ impl Node<Cost> for Shared {
         f(&mut self.turns.borrow_mut())
     }
     fn ask_bits(&self, _: OpId, _: u32, _: u32) {}
+    fn give_up(&self, _: Nanos, why: String) {
+        panic!("{why}");
+    }
     fn id(&self, _: &Whole) -> VolumeId {
         VolumeId(0)
     }

@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::block::IoFailed;
 use larder_engine::block::node::event::{JobId, Op as Asked, Submit};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::RecordedQueue;
@@ -113,14 +112,13 @@ impl Cached {
         match (self.io.flash_jobs.try_remove(token as usize), op) {
             (Some(FlashJob::Read { io, line }), FileOp::Read { buf, .. }) => match result {
                 Ok(()) => {
-                    cache.flash_works();
                     let crcs = crcs(&buf, line_bytes);
                     let bytes = self.io.spare.share(buf);
                     self.queue.flash_read(cache, now, io, line, Ok((&crcs, bytes)));
                 }
                 Err(e) => {
-                    cache.flash_failed("read", &e);
-                    self.queue.flash_read(cache, now, io, line, Err(IoFailed));
+                    let failed = cache.flash_failed("read", &e);
+                    self.queue.flash_read(cache, now, io, line, Err(failed));
                 }
             },
             (Some(FlashJob::Load(Load { shard, io, page })), op) => {
@@ -144,23 +142,21 @@ impl Cached {
             {
                 if let Err(e) = result {
                     let what = if matches!(op, FileOp::Read { .. }) { "read" } else { "write" };
-                    cache.flash_failed(what, &e);
+                    let failed = cache.flash_failed(what, &e);
+                    self.queue.merged(cache, now, io, Err(failed));
                 }
-                self.queue.merged(cache, now, io, Err(IoFailed));
             }
             (Some(FlashJob::MergeWrite { io, sums }), _) => {
-                cache.flash_works();
                 self.queue.merged(cache, now, io, Ok(sums));
             }
             (Some(FlashJob::Write { io, bytes }), _) => match result {
                 Ok(()) => {
-                    cache.flash_works();
                     let crcs = crcs(&bytes, line_bytes);
                     self.queue.flash_written(cache, now, io, Ok(&crcs));
                 }
                 Err(e) => {
-                    cache.flash_failed("write", &e);
-                    self.queue.flash_written(cache, now, io, Err(IoFailed));
+                    let failed = cache.flash_failed("write", &e);
+                    self.queue.flash_written(cache, now, io, Err(failed));
                 }
             },
             _ => {}

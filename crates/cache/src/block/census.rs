@@ -50,7 +50,7 @@ impl Rounds {
             );
         }
         if self.machine.keeps_budget(now) {
-            cache.node_limits.keep_budget(now);
+            cache.node_limits.claim_ahead(now);
         }
         if cache.hand.get().is_some() {
             self.watch(cache);

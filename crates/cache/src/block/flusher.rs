@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_engine::block::node::flushes::Numbers;
+use larder_engine::block::node::flushes::{Flushed, Numbers, has_made_durable};
 use larder_volume::Alone;
 use larder_volume::op::Op;
 
@@ -122,13 +122,23 @@ fn run(mut session: Alone, volume: &Volume, shared: &Shared) {
     }
 }
 
+impl Flushed for Volume {
+    fn keep_notes(&self) -> bool {
+        self.backing().keep_notes()
+    }
+
+    fn losses(&self) -> u64 {
+        self.backing().losses()
+    }
+
+    fn settled(&self) -> u64 {
+        Volume::settled(self)
+    }
+}
+
 /// One flush, begun under that number.
 fn one(session: &mut Alone, volume: &Volume, shared: &Shared, number: u64) {
-    // What is used after a power cut because it is durable must be known by then for what was written last.
-    // A store that may have lost what was written before has not made it durable, until that is out of the cache.
-    let durable = flush_once(session, number, shared)
-        && volume.backing().keep_notes()
-        && volume.settled() >= volume.backing().losses();
+    let durable = has_made_durable(flush_once(session, number, shared), volume);
     locked(&shared.state).numbers.ended(number, durable);
     shared.changed.notify_all();
 }

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::node;
+use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
 use larder_engine::block::node::record::RecordedMaintenance;
-use larder_engine::block::{IoFailed, LogIo};
+use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
-use larder_format::block::{BlockSuperblock, VolumeState};
+use larder_format::block::BlockSuperblock;
 use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload};
 use slab::Slab;
@@ -33,52 +35,53 @@ const FILL_LOOK: Nanos = Nanos::from_millis(2);
 /// Something to be done on the log's thread.
 pub(super) type Task = Box<dyn FnOnce(&mut LogThread) + Send>;
 
-/// The device, as the log uses it. What it writes counts against the write budget before it is written: who is killed in
-/// between has gained nothing.
-pub(super) struct CacheIo<'a> {
-    pub device: &'a FlashDevice,
-    pub node_limits: &'a NodeLimits,
-    pub now: Nanos,
-}
+/// The device, as the log uses it.
+pub(super) struct CacheIo<'a>(&'a FlashDevice);
 
-impl<'a> CacheIo<'a> {
-    pub(super) fn of(cache: &'a Core) -> CacheIo<'a> {
-        CacheIo { device: &cache.device, node_limits: &cache.node_limits, now: cache.now() }
+/// What is written counts against the write budget before it is written: who is killed in between has gained nothing.
+pub(super) type ChargedIo<'a> = Charged<CacheIo<'a>, &'a NodeLimits>;
+
+impl CacheIo<'_> {
+    pub(super) fn of<'a>(
+        device: &'a FlashDevice,
+        node_limits: &'a NodeLimits,
+        now: Nanos,
+    ) -> ChargedIo<'a> {
+        Charged::new(CacheIo(device), node_limits, now)
     }
 }
 
 impl LogIo for CacheIo<'_> {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
-        self.device.read_at(at, out).map_err(|error| {
+        self.0.read_at(at, out).map_err(|error| {
             tracing::warn!(%error, "the map of the cache cannot be read");
             IoFailed
         })
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
-        self.node_limits.spend_on_log(self.now, bytes.len() as u64);
-        self.device.write_at(at, bytes).map_err(|error| {
+        self.0.write_at(at, bytes).map_err(|error| {
             tracing::warn!(%error, "the map of the cache cannot be written");
             IoFailed
         })
     }
 
     fn flush(&mut self) -> Result<(), IoFailed> {
-        self.device.sync().map_err(|error| {
+        self.0.sync().map_err(|error| {
             tracing::warn!(%error, "the cache device cannot be made durable");
             IoFailed
         })
     }
 
     fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
-        self.device.punch(at, len).map_err(|error| {
+        self.0.punch(at, len).map_err(|error| {
             tracing::warn!(%error, "no hole can be made in the file of the cache");
             IoFailed
         })
     }
 
     fn next_data(&mut self, at: u64) -> Option<u64> {
-        self.device.next_data(at)
+        self.0.next_data(at)
     }
 }
 
@@ -136,11 +139,11 @@ impl Carrier {
         self.writing.insert(job) as u64
     }
 
-    fn write(&mut self, Fill { shard, io, slot, bytes }: Fill) {
+    fn write(&mut self, (shard, io): (u32, IoId), slot: SlotId, bytes: Payload) {
         let data = aligned(bytes);
         let token = self.begin(Job::Write(ShardIo { shard, io }, data.clone()));
-        let write = self.cache.write_of(shard, slot, data);
-        self.fills.submit(token, &self.cache.file, write);
+        let offset = self.cache.layout.slot_at(shard, slot.0);
+        self.fills.submit(token, &self.cache.file, FileOp::Write { offset, data, durable: false });
     }
 
     fn read(&mut self, job: Job, offset: u64, bytes: usize) {
@@ -177,8 +180,8 @@ impl Carrier {
 }
 
 impl Effects<Payload> for Carrier {
-    fn fill(&mut self, fill: Fill) {
-        self.write(fill);
+    fn fill(&mut self, Fill { shard, io, slot, bytes, .. }: Fill) {
+        self.write((shard, io), slot, bytes);
     }
 
     fn copy(&mut self, copying: Copying) {
@@ -196,8 +199,11 @@ impl Effects<Payload> for Carrier {
         self.flushing.push(Flushing { store, number, asked: None });
     }
 
-    fn bar(&mut self, superblock: &BlockSuperblock) {
+    fn disown(&mut self) {
         self.cache.region.disown();
+    }
+
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) {
         let dir = &self.cache.config.state_dir;
         if let Err(error) = note_given_up(dir, superblock) {
             tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
@@ -214,14 +220,8 @@ impl Effects<Payload> for Carrier {
         self.cache.enabled.store(false, Ordering::SeqCst);
     }
 
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
-        for volume in &mut superblock.volumes {
-            let Some(attached) = self.cache.volume(&volume.name) else { continue };
-            if volume.state == VolumeState::Attached {
-                volume.state = VolumeState::Detached;
-                volume.identity = attached.identity();
-            }
-        }
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        self.cache.volume(volume).map(|attached| attached.identity())
     }
 
     fn stopped(&mut self) {
@@ -248,7 +248,8 @@ macro_rules! parts {
     ($thread:expr) => {{
         let LogThread { cache, machine, carrier, .. } = $thread;
         let shards = AtNode::<Daemon, Core>::new(cache, cache.layout.shards);
-        (cache.now(), machine, shards, CacheIo::of(cache), carrier)
+        let now = cache.now();
+        (now, machine, shards, CacheIo::of(&cache.device, &cache.node_limits, now), carrier)
     }};
 }
 
@@ -468,19 +469,17 @@ impl LogThread {
                     Ok(()),
                     FileOp::Read { buf, .. },
                 ) => {
-                    carrier.write(Fill { shard, io, slot, bytes: Payload::new(buf) });
+                    carrier.write((shard, io), slot, Payload::new(buf));
                 }
                 (Job::Write(io, bytes), Ok(()), _) => {
-                    cache.flash_works();
                     let crcs = crcs(&bytes, line);
                     machine.flash_written(now, &mut shards, io, Ok(&crcs));
                 }
                 (job, result, op) => {
                     let what = if matches!(op, FileOp::Read { .. }) { "read" } else { "write" };
-                    if let Err(e) = result {
-                        cache.flash_failed(what, &e);
-                    }
-                    machine.flash_written(now, &mut shards, job.io(), Err(IoFailed));
+                    let failed = result
+                        .map_or_else(|e| cache.flash_failed(what, &e), |()| FlashError::Device);
+                    machine.flash_written(now, &mut shards, job.io(), Err(failed));
                 }
             }
         }

@@ -86,11 +86,12 @@ use larder_base::Nanos;
 use larder_engine::block::address::Placing;
 use larder_engine::block::node::Shard;
 use larder_engine::block::node::calls::{self, OP_BITS};
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::Inbox;
-use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, SlotId, Sum};
+use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Sum};
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{Rule, VerdictCounts};
-use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
+use larder_runtime::{FileHandle, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use aside::AsideVolume;
@@ -219,6 +220,8 @@ pub struct Core {
     log_stats: Mutex<(LogStats, u64)>,
     enabled: AtomicBool,
     flash_errors: AtomicU64,
+    /// The last failure of the cache device, in words.
+    last_flash_error: Mutex<String>,
     time: Time,
     /// Of a cache without threads, what they do else.
     hand: OnceLock<Hand>,
@@ -407,51 +410,28 @@ impl Core {
         shard: u32,
         page: u32,
         bytes: &[u8],
-    ) -> Result<Vec<Option<Sum>>, IoFailed> {
+    ) -> Result<Vec<Option<Sum>>, FlashError> {
         let number = self.layout.table_number(shard, page);
-        let slots = table::decode(bytes, self.generation, number).ok_or(IoFailed)?;
+        let slots = table::decode(bytes, self.generation, number).ok_or(FlashError::Damaged)?;
         let per = (self.layout.shard_slots() / self.layout.table_pages().max(1)) as usize;
         Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
     }
 
-    /// The write of lines to `slot` of a shard. It is charged here, and nowhere else.
-    fn write_of(&self, shard: u32, slot: SlotId, data: Payload) -> FileOp {
-        self.node_limits.spend(self.now(), data.len() as u64);
-        FileOp::Write { offset: self.layout.slot_at(shard, slot.0), data, durable: false }
-    }
-
-    /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
-    /// up: every hit would ask it first. One that has no room is good for what it has.
-    fn flash_failed(&self, what: &str, error: &std::io::Error) {
+    /// A read or write of the cache device failed: it is counted, and said now and then. What follows queues and maintenance
+    /// decide, who are told what failed.
+    fn flash_failed(&self, what: &str, error: &std::io::Error) -> FlashError {
+        let failed = FlashError::from(error);
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
-        if is_full(error) {
-            if let Some(rest) = self.node_limits.limits.backoff.full(self.now()) {
+        if failed == FlashError::Device {
+            *locked(&self.last_flash_error) = error.to_string();
+            if count <= 10 || count.is_power_of_two() {
                 tracing::warn!(
-                    "the file system of the cache '{}' is full ({error}): nothing new is cached for {} s; free some space there, or \
-                     format a smaller cache",
-                    self.node_limits.path.display(),
-                    rest.0 / 1_000_000_000
+                    count,
+                    "the cache device did not {what}: {error}; served by the backing store"
                 );
             }
-            return;
         }
-        if count <= 10 || count.is_power_of_two() {
-            tracing::warn!(
-                count,
-                "the cache device did not {what}: {error}; served by the backing store"
-            );
-        }
-        if let Some(why) = self.node_limits.failures.failed() {
-            let why = format!("{why}, the last with: {error}");
-            if locked(&self.log_inbox).mail.give_up(self.now(), why) {
-                self.log_wake.notify_one();
-            }
-        }
-    }
-
-    /// An operation of the cache device succeeded.
-    fn flash_works(&self) {
-        self.node_limits.failures.works();
+        failed
     }
 
     /// The file system under the cache is full: how long nothing is filled yet, if so, and how often that has begun.
@@ -468,12 +448,6 @@ impl Core {
     fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
         open::read_superblock(device)
     }
-}
-
-/// Whether `error` says that there is no room.
-fn is_full(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind;
-    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// Replaces a file as a whole: after a power cut it is the old one or the new one. Only its owner may read it, as the volumes

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions, thread_of};
+use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
@@ -161,7 +162,7 @@ impl Node<Daemon> for Core {
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.node_limits.claim(now, Some(state));
+        self.node_limits.keep_budget(now, state);
     }
 
     fn changes(&self) -> &Changes {
@@ -176,6 +177,22 @@ impl Node<Daemon> for Core {
         if locked(&self.log_inbox).mail.ask_bits(self.now(), op, first, last) {
             self.log_wake.notify_one();
         }
+    }
+
+    fn give_up(&self, now: Nanos, why: String) {
+        let why = format!("{why}, the last with: {}", locked(&self.last_flash_error));
+        if locked(&self.log_inbox).mail.give_up(now, why) {
+            self.log_wake.notify_one();
+        }
+    }
+
+    fn pauses(&self, pause: Nanos) {
+        tracing::warn!(
+            "the file system of the cache '{}' is full: nothing new is cached for {} s; free some space there, or format a \
+             smaller cache",
+            self.node_limits.path.display(),
+            pause.0 / 1_000_000_000
+        );
     }
 
     fn id(&self, volume: &Known) -> VolumeId {

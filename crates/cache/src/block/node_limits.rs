@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use larder_base::Nanos;
-use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::charged::Charges;
+use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::operator::select::Kept;
 use larder_engine::block::node::owners::Placed;
 use larder_engine::block::node::quiet::{Changes, QUIET};
@@ -90,8 +91,6 @@ pub(super) struct NodeLimits {
     pub(super) limits: Limits,
     latencies: Vec<Mutex<Latencies>>,
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
-    /// Operations of the cache device that failed one after the other.
-    pub(super) failures: Failures,
     /// Counts detached volumes: workers let go of theirs when it changes.
     pub(super) gone: AtomicU64,
     /// Whose turn it is to lock a large range.
@@ -107,6 +106,16 @@ pub(super) struct NodeLimits {
     budget_file: PathBuf,
     /// Bytes that the file says are written. One party writes it at a time.
     budget_written: Mutex<u64>,
+}
+
+impl Charges for NodeLimits {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn keep_budget(&self, now: Nanos, state: BudgetState) {
+        self.claim(now, Some(state));
+    }
 }
 
 impl NodeLimits {
@@ -130,7 +139,6 @@ impl NodeLimits {
             limits,
             latencies: (0..=config.workers + config.queues).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
-            failures: Failures::default(),
             gone: AtomicU64::new(0),
             ranges: Mutex::default(),
             changes: Changes::new(layout.regions, QUIET),
@@ -236,28 +244,18 @@ impl NodeLimits {
 
     // ---- the write budget ----
 
-    /// So many bytes of lines leave for flash. Only when this returns may they be written: the budget's file knows of them.
-    pub(super) fn spend(&self, now: Nanos, bytes: u64) {
-        self.claim(now, self.limits.charge(now, bytes));
-    }
-
-    /// The same of the map's log.
-    pub(super) fn spend_on_log(&self, now: Nanos, bytes: u64) {
-        self.claim(now, self.limits.charge_log(now, bytes));
-    }
-
     pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {
         let (rate, available) = self.limits.budget(now).unzip();
         BudgetNow { rate, available }
     }
 
     /// Claims more of the budget when half of what was claimed is used, so that no worker has to wait for the file.
-    pub(super) fn keep_budget(&self, now: Nanos) {
+    pub(super) fn claim_ahead(&self, now: Nanos) {
         self.claim(now, self.limits.due(now));
     }
 
     /// Writes a claim to the file.
-    pub(super) fn claim(&self, now: Nanos, state: Option<BudgetState>) {
+    fn claim(&self, now: Nanos, state: Option<BudgetState>) {
         if let Some(state) = state
             && self.write_budget(&state)
         {

@@ -502,7 +502,7 @@ fn open_as(
         },
         fault: Fault::default(),
     };
-    let io = &mut CacheIo { device: &device, node_limits: &node_limits, now: Nanos::ZERO };
+    let io = &mut CacheIo::of(&device, &node_limits, Nanos::ZERO);
     let mut notes = AtStart { dir: &config.state_dir, superblock: &sb, voided: &voided };
     let mut memory = locked(&region.memory);
     let left = Left { superblock: sb.clone(), voided: voided.why(), memory: &mut memory, words };
@@ -672,6 +672,7 @@ pub(super) fn begin(
         log_stats: Mutex::default(),
         enabled: given_up.is_none().into(),
         flash_errors: 0.into(),
+        last_flash_error: Mutex::default(),
         time: match by_hand {
             Some(ByHand::Given { now, .. }) => Time::Given(now.0.into()),
             _ => Time::Runs(Instant::now()),

@@ -5,7 +5,8 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use larder_base::ByteSize;
 use larder_engine::block::map::Slot;
-use larder_engine::block::{IoFailed, LineId, SlotId, Sum};
+use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::{LineId, SlotId, Sum};
 use larder_format::block::Layout;
 use larder_format::{PAGE_SIZE, block::Placement};
 use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
@@ -79,18 +80,12 @@ impl Core {
         shard: u32,
         page: u32,
         (op, result): (FileOp, std::io::Result<()>),
-        tell: impl FnOnce(Result<&[Option<Sum>], IoFailed>),
+        tell: impl FnOnce(Result<&[Option<Sum>], FlashError>),
     ) {
         let slots = match (op, result) {
-            (FileOp::Read { buf, .. }, Ok(())) => {
-                self.flash_works();
-                self.decode_page(shard, page, &buf)
-            }
-            (_, Err(e)) => {
-                self.flash_failed("read", &e);
-                Err(IoFailed)
-            }
-            _ => Err(IoFailed),
+            (FileOp::Read { buf, .. }, Ok(())) => self.decode_page(shard, page, &buf),
+            (_, Err(e)) => Err(self.flash_failed("read", &e)),
+            _ => Err(FlashError::Device),
         };
         tell(slots.as_deref().map_err(|&e| e));
     }

@@ -104,7 +104,7 @@ impl LogThread {
         let found = read_superblock(&cache.device).map_err(|e| e.to_string())?;
         let random = random().map_err(|e| e.to_string())?;
         let stats = locked(&cache.log_stats).0;
-        let io = &mut CacheIo::of(&cache);
+        let io = &mut CacheIo::of(&cache.device, &cache.node_limits, cache.now());
         let log = start::take_back(superblock, &found, (QUIET, random), stats, io);
         let log = log.map_err(|why| match why {
             NotTakenBack::Other => format!(
@@ -133,7 +133,7 @@ impl LogThread {
         for volume in cache.volumes() {
             volume.account.set(0);
         }
-        cache.node_limits.failures.works();
+        cache.node_limits.limits.failures.works();
         *locked(&cache.node_limits.given_up) = None;
         cache.enabled.store(true, Ordering::SeqCst);
         Ok(())

@@ -72,6 +72,28 @@ pub trait LogIo {
     }
 }
 
+impl<I: LogIo> LogIo for &mut I {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        (**self).read(at, out)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
+        (**self).write(at, bytes)
+    }
+
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        (**self).flush()
+    }
+
+    fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
+        (**self).punch(at, len)
+    }
+
+    fn next_data(&mut self, at: u64) -> Option<u64> {
+        (**self).next_data(at)
+    }
+}
+
 /// The shards, as the log uses them: each call is one of `BlockShard`, under its lock.
 pub trait LogShards {
     /// `BlockShard::records_waiting`.

@@ -118,16 +118,24 @@ faults! {
     GrownBeforeRecord,
     /// The lines of a volume that moves stay where they lay.
     MoveLeavesLines,
+    /// The durable map goes on to name lines where a volume lay that has moved.
+    MovedNotAnew,
+    /// The superblock says whose a stretch is before the durable table has forgotten who had it.
+    SuperblockBeforeTable,
     /// A volume moves while its clients' operations are under way.
     MovedUnderClients,
     /// A start that the device fails goes on without the cache, and does not note it.
     GivenUpNotNoted,
+    /// Changes go on without bits before it is noted that the cache was given up.
+    GivenUpBeforeNoted,
     /// The map on the device stays valid when the cache is given up.
     GivenUpValid,
     /// The bit of a region goes before the flush of its store that covers it has ended.
     ClearedBeforeFlush,
     /// A clean stop does not wait for fills that are under way.
     StopLeavesFills,
+    /// A volume is put aside as durable at a clean stop though its store is not.
+    StopBelievesStores,
     /// A flush of a store counts as if it had begun when it ended.
     FlushNumberedLate,
 }

@@ -8,6 +8,8 @@ use std::cell::RefCell;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 
+use crate::parts::Purse;
+
 pub(crate) const SECTOR: usize = 512;
 
 /// A device whose writes are volatile until they are flushed. Sectors of lines hold one number each (the rest of their
@@ -40,8 +42,19 @@ pub(crate) struct Device {
     pub(crate) holes: u64,
     /// Where the table is, and the generation of its pages.
     pub(crate) table: Option<(Layout, u64)>,
-    /// What was wrong with a hole.
+    /// Bytes that were written, by whomever.
+    written: u64,
+    /// Who is charged for them.
+    account: Option<Account>,
+    /// What was wrong with a hole, or was not charged.
     pub(crate) complaint: Option<String>,
+}
+
+/// What a process was charged since it began, and what it has written.
+struct Account {
+    purse: Purse,
+    /// Bytes charged and bytes written before.
+    before: (u64, u64),
 }
 
 impl Device {
@@ -63,11 +76,36 @@ impl Device {
             dies: false,
             holes: 0,
             table: None,
+            written: 0,
+            account: None,
             complaint: None,
         }
     }
 
+    /// Whoever writes from now on is charged by `purse`, if by anybody.
+    pub(crate) fn charges(&mut self, purse: Option<Purse>) {
+        let account = |purse: Purse| Account { before: (purse.spent(), self.written), purse };
+        self.account = purse.map(account);
+    }
+
     pub(crate) fn write(&mut self, at: u64, sectors: &[[u8; SECTOR]]) {
+        self.written += (sectors.len() * SECTOR) as u64;
+        if let Some(Account { purse, before }) = &self.account {
+            let (charged, written) = (purse.spent() - before.0, self.written - before.1);
+            if written > charged {
+                self.complaint =
+                    Some(format!("{written} bytes are written, and {charged} charged"));
+            } else if purse.spent() > purse.kept() {
+                let (spent, kept) = (purse.spent(), purse.kept());
+                self.complaint = Some(format!(
+                    "{spent} bytes are charged, and the budget's file knows of {kept}"
+                ));
+            }
+        }
+        self.put(at, sectors);
+    }
+
+    fn put(&mut self, at: u64, sectors: &[[u8; SECTOR]]) {
         for (i, content) in sectors.iter().enumerate() {
             let sector = at as usize / SECTOR + i;
             self.live[sector] = *content;
@@ -80,6 +118,15 @@ impl Device {
         for (i, content) in sectors.iter().enumerate() {
             if self.rng.chance(0.5) {
                 self.write(at + (i * SECTOR) as u64, &[*content]);
+            }
+        }
+    }
+
+    /// A hole that was being made.
+    fn put_torn(&mut self, at: u64, sectors: &[[u8; SECTOR]]) {
+        for (i, content) in sectors.iter().enumerate() {
+            if self.rng.chance(0.5) {
+                self.put(at + (i * SECTOR) as u64, &[*content]);
             }
         }
     }
@@ -260,9 +307,9 @@ impl LogIo for Io {
         let outcome = self.burn();
         let mut device = self.0.borrow_mut();
         match outcome {
-            Ok(()) => device.write(at, &zeros),
+            Ok(()) => device.put(at, &zeros),
             Err(_) if device.dead || gone => {}
-            Err(_) => device.write_torn(at, &zeros),
+            Err(_) => device.put_torn(at, &zeros),
         }
         device.holes += 1;
         drop(device);

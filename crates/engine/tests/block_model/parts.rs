@@ -1,12 +1,19 @@
 //! What the world is made of: events, operations, I/O under way, and what a sector may be.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use larder_base::Nanos;
+use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::{
     Answer, Effects, Host, JobId, ShardIo, State, StoreOp, Volume, Why,
 };
+use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::limits::Limits;
 use larder_engine::block::{IoFailed, LineId, Merge, OpId, PartKind, SlotId};
+
+use larder_policy::budget::BudgetState;
 
 use crate::device::SECTOR;
 
@@ -399,7 +406,7 @@ pub(crate) struct Doing {
     /// Of a copy: what it has read.
     pub(crate) read: Option<Vec<[u8; SECTOR]>>,
     /// What it brought, once it has happened at the device.
-    pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
+    pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, FlashError>>,
     /// Maintenance has asked for it.
     pub(crate) upkeep: bool,
 }
@@ -436,4 +443,44 @@ pub(crate) fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
         let mixed = (word ^ u64::from(c).rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as u32 ^ mixed as u32 ^ c.rotate_left(5)
     })
+}
+
+/// The write budget, and its file, which outlives the process.
+#[derive(Clone, Default)]
+pub(crate) struct Purse {
+    limits: Rc<Limits>,
+    file: Rc<Cell<Option<BudgetState>>>,
+}
+
+impl Purse {
+    /// Another process has these limits, and the same file.
+    pub(crate) fn begin(&mut self, limits: Limits) {
+        self.limits = Rc::new(limits);
+    }
+
+    /// What the file says.
+    pub(crate) fn file(&self) -> Option<BudgetState> {
+        self.file.get()
+    }
+
+    /// Bytes that were charged.
+    pub(crate) fn spent(&self) -> u64 {
+        self.limits.spent()
+    }
+
+    /// Bytes of which the file knows.
+    pub(crate) fn kept(&self) -> u64 {
+        self.file().map_or(0, |state| state.spent)
+    }
+}
+
+impl Charges for Purse {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn keep_budget(&self, now: Nanos, state: BudgetState) {
+        self.file.set(Some(state));
+        self.limits.kept(now, state);
+    }
 }

@@ -21,9 +21,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, Nanos, Rng, Words};
+use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::{Op as Asked, Submit};
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::held::Held;
-use larder_engine::block::node::limits::{Failures, Limits};
 use larder_engine::block::node::maintenance::{Maintenance, Work};
 use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::queue::Queue;
@@ -35,17 +36,17 @@ use larder_engine::block::{
 };
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::BlockKind;
-use larder_policy::budget::BudgetState;
 
 use crate::device::{Device, Io, SECTOR};
 use crate::parts::{
-    Bytes, Doing, Event, Model, Op, PER_LINE, Seen, Stretch, Truth, crcs, sector, value,
+    Bytes, Doing, Event, Model, Op, PER_LINE, Purse, Seen, Stretch, Truth, crcs, sector, value,
 };
 use crate::shares::Shares;
 use attaching::Working;
 use begins::Survived;
 use flushing::Flushing;
-use in_log::Validity;
+use in_log::{Identities, Validity};
+use limited::Charging;
 use node::Waiting;
 use pace::Habits;
 use volumes::{Store, stores};
@@ -138,11 +139,13 @@ pub(crate) struct World {
     frames: u32,
     /// Stores of volumes, and the places of those that were put aside.
     volumes: Vec<Store>,
+    /// What stores are known by when a run ends.
+    identities: Identities,
     aside: Vec<u64>,
     /// A volume that comes, goes or is forgotten.
     working: Option<Working>,
     /// What binds the memory of the maps to the run, and memory of an earlier run that turns up again.
-    memory: Memory,
+    memory: Rc<RefCell<Memory>>,
     stale: Option<Survived>,
     /// The superblock with which the run has begun, or was taken back.
     former: Option<BlockSuperblock>,
@@ -163,17 +166,9 @@ pub(crate) struct World {
     operations: BTreeMap<OpId, Operation>,
     given: BTreeSet<OpId>,
     /// What keeps lines from flash, as in a daemon. In some runs there is a write budget, or the file system is full at times.
-    limits: Limits,
+    purse: Purse,
     budgeted: bool,
     fills_up: bool,
-    /// The write that failed a moment ago found no space.
-    was_full: bool,
-    failures: Failures,
-    /// Too many operations of the device have failed: the log's thread is to give it up.
-    gives_up: bool,
-    /// What the budget's file says, and bytes of lines written in all.
-    budget_file: Option<BudgetState>,
-    written: u64,
     /// Whether lines that the client asks for that reads in sequence may have free slots only.
     scans_if_free: bool,
     /// Where a client that reads in sequence has come to, in sectors.
@@ -248,20 +243,16 @@ impl World {
             generation: 0,
             frames: 0,
             volumes: Vec::new(),
+            identities: Identities::default(),
             aside: Vec::new(),
             working: None,
-            memory: Memory::new(Words::heap(HEADER_WORDS), false),
+            memory: Rc::new(RefCell::new(Memory::new(Words::heap(HEADER_WORDS), false))),
             stale: None,
             former: None,
             most_ahead: 0,
-            limits: Limits::default(),
+            purse: Purse::default(),
             budgeted: false,
             fills_up: false,
-            was_full: false,
-            failures: Failures::of(FAILURES),
-            gives_up: false,
-            budget_file: None,
-            written: 0,
             flushing: Flushing::new(0, Nanos::from_millis(30)),
             flushes_at_once: seed.is_multiple_of(2),
             slow_store: seed % 4 == 1,
@@ -309,8 +300,8 @@ impl World {
         Nanos(self.time * 1_000_000)
     }
 
-    fn io(&self) -> Io {
-        Io(self.device.clone())
+    fn io(&self) -> Charging {
+        Charged::new(Io(self.device.clone()), self.purse.clone(), self.now())
     }
 
     // ---- what clients do ----
@@ -552,7 +543,7 @@ impl World {
             let outcome = match event {
                 Event::FlashRead(_, slot, _, lines) => {
                     if self.device.borrow_mut().fails() {
-                        Err(IoFailed)
+                        Err(FlashError::Device)
                     } else {
                         Ok(self
                             .device
@@ -562,7 +553,7 @@ impl World {
                 }
                 Event::Copy(_, from, to, lines) => match self.doing[at].read.take() {
                     Some(bytes) => self.write_flash(shard, to, bytes),
-                    None if self.device.borrow_mut().fails() => Err(IoFailed),
+                    None if self.device.borrow_mut().fails() => Err(FlashError::Device),
                     None => {
                         // First it reads; what else happens may come in between.
                         let (from, sectors) =
@@ -578,7 +569,7 @@ impl World {
                         let written = self.write_flash(shard, merge.to, after);
                         written.map(|after| [before, after].concat())
                     }
-                    None if self.device.borrow_mut().fails() => Err(IoFailed),
+                    None if self.device.borrow_mut().fails() => Err(FlashError::Device),
                     None => {
                         let from = self.flash_at(shard, merge.from);
                         let bytes = self.device.borrow().read(from, PER_LINE as usize);
@@ -592,14 +583,14 @@ impl World {
                 Event::Load(_, page) => {
                     let at = self.layout.table_at(shard as u32, page);
                     if self.device.borrow_mut().fails() {
-                        Err(IoFailed)
+                        Err(FlashError::Device)
                     } else {
                         Ok(self.device.borrow().read(at, 4096 / SECTOR))
                     }
                 }
                 Event::BackingRead(_, _, at, len, _) => {
                     if self.backing_fails() {
-                        Err(IoFailed)
+                        Err(FlashError::Device)
                     } else {
                         let first = at / SECTOR as u64;
                         let count = u64::from(len) / SECTOR as u64;
@@ -611,12 +602,9 @@ impl World {
                 Event::BackingChange(_, _, at, len, bytes) => {
                     let torn = self.backing_fails();
                     self.change_backing(at, len, bytes.as_ref(), torn);
-                    if torn { Err(IoFailed) } else { Ok(Vec::new()) }
+                    if torn { Err(FlashError::Device) } else { Ok(Vec::new()) }
                 }
             };
-            if self.doing[at].event.shard().is_some() {
-                self.device_said(outcome.is_ok());
-            }
             self.doing[at].landed = Some(outcome);
             if self.rng.chance(0.5) {
                 return;
@@ -661,7 +649,8 @@ impl World {
                 let number = self.layout.table_number(io.shard, page);
                 let slots = outcome.and_then(|bytes| {
                     let bytes = bytes.concat();
-                    let slots = table::decode(&bytes, self.generation, number).ok_or(IoFailed)?;
+                    let slots = table::decode(&bytes, self.generation, number)
+                        .ok_or(FlashError::Damaged)?;
                     let per = (PAGE_GROUPS * GROUP_LINES) as usize;
                     Ok(slots.take(per).map(|s| s.map(Sum)).collect::<Vec<_>>())
                 });
@@ -673,12 +662,12 @@ impl World {
                 }
             }
             Event::BackingRead(job, stretch, at, _, ahead) => {
-                let read = outcome.map(|sectors| Bytes::new(at, sectors));
+                let read = outcome.map(|sectors| Bytes::new(at, sectors)).map_err(IoFailed::from);
                 let if_free = stretch.if_free && !ahead;
                 self.tell(if_free, all, |q, node, now, fx| q.store_read(node, now, fx, job, read));
             }
             Event::BackingChange(job, stretch, ..) => {
-                let result = outcome.map(|_| ());
+                let result = outcome.map(|_| ()).map_err(IoFailed::from);
                 // (In a log a line that is written again goes to another slot, on no terms.)
                 let if_free = stretch.if_free && self.layout.segment == 0;
                 self.tell(if_free, all, |q, node, now, fx| {
@@ -693,18 +682,17 @@ impl World {
         shard: usize,
         slot: SlotId,
         bytes: Vec<[u8; SECTOR]>,
-    ) -> Result<Vec<[u8; SECTOR]>, IoFailed> {
+    ) -> Result<Vec<[u8; SECTOR]>, FlashError> {
         let to = self.flash_at(shard, slot);
         let lines = bytes.len() as u32 / PER_LINE as u32;
-        self.writes(u64::from(lines) * LINE);
         if self.finds_no_space() {
-            return Err(IoFailed);
+            return Err(FlashError::NoSpace);
         }
         if self.device.borrow_mut().fails() {
             if !self.device.borrow().dead {
                 self.device.borrow_mut().write_torn(to, &bytes);
             }
-            return Err(IoFailed);
+            return Err(FlashError::Device);
         }
         self.device.borrow_mut().write(to, &bytes);
         for i in 0..lines {

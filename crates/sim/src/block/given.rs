@@ -283,7 +283,7 @@ impl<B: Carried> Given<B> {
         };
         let voided = barred.then_some("the cache was given up, or volumes were served without it");
         let left = Left { superblock, voided, memory: &mut memory, words };
-        let io = &mut MediumIo { medium: &medium, now: Nanos::ZERO };
+        let io = &mut MediumIo::of(&medium, Nanos::ZERO);
         let begun = match start(left, volumes, &setup, io, &mut Noted(&mut barred)) {
             Ok(Started::With(begun)) => *begun,
             Ok(Started::Without(without)) => return Err(GivenError::Refused(without.why)),

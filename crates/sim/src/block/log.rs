@@ -5,8 +5,8 @@
 
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load};
+use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
-use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Turn};
 use larder_engine::block::{IoFailed, LogIo};
 use larder_format::block::BlockSuperblock;
@@ -25,7 +25,6 @@ struct DriveIo<'a> {
     now: Nanos,
     drive: &'a mut Drive,
     files: Option<&'a mut Files>,
-    limits: &'a Limits,
     /// What a flush takes.
     flush: Nanos,
     written: u64,
@@ -39,8 +38,6 @@ impl LogIo for DriveIo<'_> {
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
         self.written += bytes.len() as u64;
-        // (No budget of a simulation is kept in a file.)
-        let _ = self.limits.charge_log(self.now, bytes.len() as u64);
         let done = match &mut self.files {
             Some(files) => files.write_meta(self.drive, self.now, at, bytes),
             None => self.drive.write(self.now, at, bytes.len() as u32),
@@ -89,9 +86,12 @@ impl Effects<Blank> for Begun {
     }
 
     /// (The drive does not fail, and a simulation has no end.)
-    fn bar(&mut self, _: &BlockSuperblock) {}
+    fn note_given_up(&mut self, _: &BlockSuperblock) {}
+    fn disown(&mut self) {}
     fn given_up(&mut self, _: &str) {}
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {}
+    fn identity(&mut self, _: &str) -> Option<[u8; 64]> {
+        None
+    }
 }
 
 impl BlockSim {
@@ -120,14 +120,10 @@ impl BlockSim {
         let mut begun = Begun::default();
         let (node, machine) = (&self.node, &mut self.maintenance);
         let World { drive, files, .. } = &mut self.world;
-        let mut io = DriveIo {
-            now,
-            drive,
-            files: files.as_mut(),
-            limits: &node.limits,
-            flush: self.flush,
-            written: 0,
-        };
+        let mut drive =
+            DriveIo { now, drive, files: files.as_mut(), flush: self.flush, written: 0 };
+        // No budget of a simulation is kept in a file.
+        let mut io = Charged::new(&mut drive, &node.limits, now);
         let mut shards = AtNode::<Sim, SimNode>::new(node, node.layout.shards);
         let work = node.inbox.borrow_mut().take();
         node.works();
@@ -136,8 +132,8 @@ impl BlockSim {
             Turn::Again | Turn::Over { .. } => now,
             Turn::At(at) => at,
         };
-        self.log_free = io.now;
-        self.map_bytes_written += io.written;
+        self.log_free = drive.now;
+        self.map_bytes_written += drive.written;
         let late = self.node.has_worked();
         self.carry_out(now, begun);
         if self.log_free > now {
@@ -150,12 +146,10 @@ impl BlockSim {
 
     fn carry_out(&mut self, now: Nanos, begun: Begun) {
         let line = u64::from(self.node.layout.line);
-        for Fill { shard, io, slot, bytes: Blank(bytes) } in begun.fills {
-            self.charge(now, bytes);
+        for Fill { shard, io, slot, bytes: Blank(bytes), .. } in begun.fills {
             self.world.write(now, ShardIo { shard, io }, slot, (bytes / line) as u32, true);
         }
         for Copying { shard, io, from, to, lines } in begun.copies {
-            self.charge(now, u64::from(lines) * line);
             self.world.copy(ShardIo { shard, io }, from, to, lines);
         }
         for Load { shard, io, page } in begun.loads {
@@ -165,12 +159,6 @@ impl BlockSim {
         for (store, number) in begun.flushes {
             self.maintenance.store_flushed(now, store, number, true);
         }
-    }
-
-    /// So many bytes of lines leave for the drive.
-    fn charge(&self, now: Nanos, bytes: u64) {
-        // (No budget of a simulation is kept in a file.)
-        let _ = self.node.limits.charge(now, bytes);
     }
 
     /// If the I/O of maintenance's last turn is over, what it has left comes to those for whom it is.

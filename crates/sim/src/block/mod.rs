@@ -26,12 +26,13 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::Shard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
-use larder_engine::block::{BlockConfig, BlockStats, GroupId, IoFailed, LineId, PartKind};
+use larder_engine::block::{BlockConfig, BlockStats, GroupId, LineId, PartKind};
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
@@ -339,16 +340,18 @@ impl BlockSim {
                 queue.flash_written(node, now, ShardIo { shard, io }, Ok(sums(lines)));
             }
             Event::FlashFull { shard, io, upkeep } => {
-                node.limits.backoff.full(now);
                 let io = ShardIo { shard, io };
                 match upkeep {
-                    true => maintenance.flash_written(now, &mut shards, io, Err(IoFailed)),
-                    false => queue.flash_written(node, now, io, Err(IoFailed)),
+                    true => {
+                        maintenance.flash_written(now, &mut shards, io, Err(FlashError::NoSpace))
+                    }
+                    false => queue.flash_written(node, now, io, Err(FlashError::NoSpace)),
                 }
             }
             Event::Loaded { shard, io, page, upkeep } => {
                 let slots = world.files.as_ref().map(|f| f.page(shard, page));
-                let (io, slots) = (ShardIo { shard, io }, slots.as_deref().ok_or(IoFailed));
+                let (io, slots) =
+                    (ShardIo { shard, io }, slots.as_deref().ok_or(FlashError::Damaged));
                 match upkeep {
                     true => maintenance.page_loaded(now, &mut shards, io, slots),
                     false => queue.page_loaded(node, now, io, slots),

@@ -407,6 +407,10 @@ impl Node<Sim> for SimNode {
         }
     }
 
+    fn give_up(&self, now: Nanos, why: String) {
+        let _ = self.inbox.borrow_mut().give_up(now, why);
+    }
+
     fn id(&self, volume: &Run) -> VolumeId {
         VolumeId(volume.volume)
     }

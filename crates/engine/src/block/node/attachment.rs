@@ -276,7 +276,8 @@ impl Attachment {
     /// Whether the durable map begins anew with the record: it may name lines that must not come back, not even after a power cut in the
     /// next moment.
     pub fn is_anew(&self) -> bool {
-        self.anew || self.dropped > 0
+        let keeps = self.moves() && self.fault.is(Planted::MovedNotAnew);
+        (self.anew || self.dropped > 0) && !keeps
     }
 
     /// Makes the change in a superblock. False if the volume is not as it was when this was planned: then nothing changes.
@@ -420,6 +421,10 @@ pub fn change(
     change: impl FnOnce(&mut BlockSuperblock),
 ) -> Result<(), LogFailed> {
     if log.log().superblock().layout.is_sparse() {
+        if log.log().planted(Planted::SuperblockBeforeTable) {
+            log.update(io, change)?;
+            return log.write_out(shards, io);
+        }
         log.write_out(shards, io)?;
         return log.update(io, change);
     }

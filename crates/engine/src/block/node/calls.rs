@@ -292,6 +292,8 @@ pub struct Fill<B> {
     pub io: IoId,
     /// First slot.
     pub slot: SlotId,
+    /// How many lines.
+    pub lines: u32,
     /// The bytes of the lines.
     pub bytes: B,
 }
@@ -518,7 +520,7 @@ impl<H: Host, N: Questions> BlockEffects for Fx<'_, H, N> {
     fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
         let bytes = self.lines(source, line, lines);
         self.node.filling(line, lines, source);
-        self.out.fills.push(Fill { shard: self.shard, io, slot, bytes });
+        self.out.fills.push(Fill { shard: self.shard, io, slot, lines, bytes });
     }
 
     fn merge(&mut self, io: IoId, merge: Merge, op: OpId) {

@@ -58,6 +58,30 @@ impl Numbers {
     }
 }
 
+/// What is asked of a store that has answered a flush.
+pub trait Flushed {
+    /// What must be known after a power cut, for what is durable to be used then, is durable too. Returns false if it cannot be
+    /// made so.
+    fn keep_notes(&self) -> bool {
+        true
+    }
+    /// How often it may have lost writes that it had answered.
+    fn losses(&self) -> u64 {
+        0
+    }
+    /// For how many of those nothing is cached any more that it may have lost.
+    fn settled(&self) -> u64 {
+        u64::MAX
+    }
+}
+
+/// Whether a flush that a store has `answered` well has made everything durable that it had answered before. What is used after a
+/// power cut because it is durable must be known by then for what was written last; and a store that may have lost writes has not
+/// made them durable, until they are out of the cache.
+pub fn has_made_durable(answered: bool, store: &impl Flushed) -> bool {
+    answered && store.keep_notes() && store.settled() >= store.losses()
+}
+
 /// Regions that wait for a flush of their store. A store is known by a number, such as its volume's first byte.
 #[derive(Debug, Default)]
 pub struct Flushes {
@@ -154,6 +178,26 @@ mod tests {
             (Some(true), Some(false))
         );
         assert!(!numbers.is_wanted());
+    }
+
+    #[test]
+    fn a_flush_counts_when_it_is_noted_and_losses_are_settled() {
+        struct Store(bool, u64, u64);
+        impl Flushed for Store {
+            fn keep_notes(&self) -> bool {
+                self.0
+            }
+            fn losses(&self) -> u64 {
+                self.1
+            }
+            fn settled(&self) -> u64 {
+                self.2
+            }
+        }
+        assert!(has_made_durable(true, &Store(true, 2, 2)));
+        assert!(!has_made_durable(false, &Store(true, 2, 2)));
+        assert!(!has_made_durable(true, &Store(false, 2, 2)));
+        assert!(!has_made_durable(true, &Store(true, 2, 1)));
     }
 
     #[test]

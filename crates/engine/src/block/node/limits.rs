@@ -12,9 +12,10 @@
 //! What volumes may have of the cache (shares, pins) is asked later, by the shard, when the place of the line is known.
 //!
 //! Every byte that goes to the cache device is charged when the write leaves, by [`Limits::charge`] or
-//! [`Limits::charge_log`]: fills, updates, lines of which a part is overwritten, lines that the cleaner moves, the map's log.
+//! [`Limits::charge_log`]: updates and lines of which a part is overwritten by the queue; fills, lines that the cleaner moves and
+//! the map's log by [`charged`](super::charged).
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_base::Nanos;
@@ -25,6 +26,7 @@ use larder_policy::block::{
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
 
 use super::backoff::Backoff;
+use super::failing::Failures;
 use crate::block::api::Verdict;
 use crate::block::record::RecordedAdmission;
 
@@ -36,11 +38,13 @@ struct Ledger {
     kept: Option<KeptBudget>,
 }
 
-/// No-space pause and write budget of one cache. See the [module](self).
+/// No-space pause, write budget and failures of one cache. See the [module](self).
 #[derive(Debug, Default)]
 pub struct Limits {
     /// The pause of a full file system.
     pub backoff: Backoff,
+    /// I/Os of the device that fail.
+    pub failures: Failures,
     budget: Option<Mutex<Ledger>>,
     /// Bytes of the map's log that were charged.
     log_bytes: AtomicU64,
@@ -52,7 +56,8 @@ impl Limits {
     pub fn new(budget: Option<(WriteBudget, Option<KeptBudget>)>, backoff: Backoff) -> Limits {
         let budget = budget.filter(|b| b.0.is_on());
         let budget = budget.map(|(budget, kept)| Mutex::new(Ledger { budget, kept }));
-        Limits { backoff, budget, log_bytes: AtomicU64::new(0) }
+        let (failures, log_bytes) = (Failures::default(), AtomicU64::new(0));
+        Limits { backoff, failures, budget, log_bytes }
     }
 
     /// No operation leaves the ledger half changed, so that one of a thread that panicked is whole.
@@ -172,45 +177,6 @@ impl Allows for Limits {
 
     fn affords(&self, now: Nanos, bytes: u64) -> bool {
         self.ledger().is_none_or(|mut ledger| ledger.budget.affords(now, bytes))
-    }
-}
-
-/// Operations of the cache device that fail one after the other before it is given up: every hit would ask it first.
-const FAILURES: u32 = 64;
-
-/// Counts operations of the cache device that fail one after the other. (One that finds no space is none of these: such a
-/// device is good for what it has.)
-#[derive(Debug)]
-pub struct Failures {
-    most: u32,
-    count: AtomicU32,
-}
-
-impl Default for Failures {
-    fn default() -> Failures {
-        Failures::of(FAILURES)
-    }
-}
-
-impl Failures {
-    /// A device is given up after so many.
-    pub fn of(most: u32) -> Failures {
-        Failures { most, count: AtomicU32::new(0) }
-    }
-
-    /// An operation failed. Returns why the device is given up, if that is now.
-    pub fn failed(&self) -> Option<String> {
-        let gives_up = self.count.fetch_add(1, Ordering::Relaxed) + 1 == self.most;
-        let why =
-            || format!("{} operations of the cache device failed one after the other", self.most);
-        gives_up.then(why)
-    }
-
-    /// An operation succeeded.
-    pub fn works(&self) {
-        if self.count.load(Ordering::Relaxed) > 0 {
-            self.count.store(0, Ordering::Relaxed);
-        }
     }
 }
 
@@ -389,15 +355,6 @@ mod tests {
         assert_eq!(limits.log_bytes(), 333 * 4096);
         assert_eq!(limits.spent(), 333 * 4096 + 666 * 65_536);
         assert_eq!(limits.refuses(Rule::ByPolicy, SECOND, 1), Some(Reason::Budget), "it is owed");
-    }
-
-    #[test]
-    fn a_device_that_never_works_is_given_up_once() {
-        let failures = Failures::default();
-        let times = |n| (0..n).filter_map(|_| failures.failed()).count();
-        assert_eq!(times(63), 0);
-        failures.works();
-        assert_eq!((times(63), times(1), times(1000)), (0, 1, 0));
     }
 
     #[test]

@@ -22,7 +22,9 @@ use larder_policy::block::VolumeId;
 
 use super::attachment;
 use super::calls::{Copying, Fill, Load};
+use super::charged::{Charged, Charges};
 use super::event::ShardIo;
+use super::failing::FlashError;
 use super::flushes::{Flushes, Numbers};
 use super::ranged::Bits;
 use crate::block::api::{IoFailed, SlotId, Sum};
@@ -101,9 +103,10 @@ pub enum Turn {
 
 /// What maintenance has done by others. What is asked for here may be carried out in any order, behind the call.
 pub trait Effects<B> {
-    /// Write lines; [`Maintenance::flash_written`]. They are charged to the write budget.
+    /// Write lines; [`Maintenance::flash_written`]. They have been charged to the write budget.
     fn fill(&mut self, fill: Fill<B>);
-    /// Move lines; [`Maintenance::flash_written`], with the checksums of what was written. Charged as well.
+    /// Move lines; [`Maintenance::flash_written`], with the checksums of what was written. They have been charged as well, when
+    /// they are read.
     fn copy(&mut self, copying: Copying);
     /// Read a page of the table; [`Maintenance::page_loaded`].
     fn load(&mut self, load: Load);
@@ -112,11 +115,14 @@ pub trait Effects<B> {
     fn store_flush(&mut self, store: VolumeId, number: u64);
     /// The durable map cannot be kept: no later start may use what is on the device, and that is noted durably elsewhere when
     /// this returns.
-    fn bar(&mut self, superblock: &BlockSuperblock);
+    fn note_given_up(&mut self, superblock: &BlockSuperblock);
+    /// No later start may use what is in memory.
+    fn disown(&mut self);
     /// From now on no line is used any more, for this reason.
     fn given_up(&mut self, why: &str);
-    /// The run ends in good order: what the superblock is to say of the volumes.
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock);
+    /// By what the store of the volume of this name is known now; `None` if the volume is not served. Asked when the run ends in
+    /// good order.
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]>;
     /// The run has ended in good order: the next start may use what is there.
     fn stopped(&mut self) {}
     /// At the end lines of trimmed ranges are still taken out of the map; or there are some when time is over (`late`).
@@ -293,7 +299,7 @@ impl Maintenance {
         now: Nanos,
         work: Work<B>,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let Work { fills, copies, loads, asks, ranges, commit, give_up } = work;
@@ -311,6 +317,9 @@ impl Maintenance {
         } else if !self.stop.is_past_fills() {
             // At the end what begins now would not be waited for, and nobody misses it.
             self.under_way += fills.len() + copies.len() + loads.len();
+            let line = self.superblock().map_or(0, |sb| sb.layout.line);
+            fills.iter().for_each(|fill| io.lines(fill.lines, line));
+            copies.iter().for_each(|copying| io.lines(copying.lines, line));
             fills.into_iter().for_each(|fill| fx.fill(fill));
             loads.into_iter().for_each(|load| fx.load(load));
             copies.into_iter().for_each(|copying| fx.copy(copying));
@@ -329,28 +338,30 @@ impl Maintenance {
         asks.into_iter().for_each(|(shard, region)| log.ask(shard, region));
     }
 
-    /// A fill or a copy has ended: the checksums of what was written.
+    /// A fill or a copy has ended: the checksums of what was written, or why not.
     pub fn flash_written(
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
         io: ShardIo,
-        sums: Result<&[u32], IoFailed>,
+        sums: Result<&[u32], FlashError>,
     ) {
         self.ended();
-        shards.flash_written(now, io, sums);
+        shards.flash_ended(now, sums.map(|_| ()));
+        shards.flash_written(now, io, sums.map_err(IoFailed::from));
     }
 
-    /// A page of the table was read: the checksum of the line in each slot.
+    /// A page of the table was read: the checksum of the line in each slot, or why not.
     pub fn page_loaded(
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
         io: ShardIo,
-        slots: Result<&[Option<Sum>], IoFailed>,
+        slots: Result<&[Option<Sum>], FlashError>,
     ) {
         self.ended();
-        shards.page_loaded(now, io, slots);
+        shards.flash_ended(now, slots.map(|_| ()));
+        shards.page_loaded(now, io, slots.map_err(IoFailed::from));
     }
 
     /// One of its I/Os has ended, of which the shard was told by somebody else: while this machine was at work.
@@ -391,7 +402,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         match self.stop {
@@ -404,7 +415,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         if std::mem::take(&mut self.asked) {
@@ -436,7 +447,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> bool {
         let Some(mut log) = self.log.take() else { return false };
@@ -489,7 +500,7 @@ impl Maintenance {
         now: Nanos,
         (first, last): (u32, u32),
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> u64 {
         self.hurried = Some(Hurry { first, last, until: now + self.pace.hurry });
@@ -511,7 +522,7 @@ impl Maintenance {
         now: Nanos,
         anew: bool,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
         mut change: impl FnMut(&mut BlockSuperblock),
     ) -> bool {
@@ -532,23 +543,44 @@ impl Maintenance {
     }
 
     /// The durable map cannot be kept: no line is used any more, in this run or in the next.
+    ///
+    /// What says so to the next start comes first, in the order of a [start](super::start) that the device fails: the note,
+    /// memory, the device. Only then do changes go on without bits, which neither map knows.
     pub fn give_up<B>(
         &mut self,
         now: Nanos,
         why: &str,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let Some(mut log) = self.log.take() else { return };
         self.former = Some(log.superblock().clone());
+        let early = self.planted(Planted::GivenUpBeforeNoted);
+        if early {
+            self.goes_on_without(now, why, shards, fx);
+        }
         if !self.planted(Planted::GivenUpValid) {
-            fx.bar(log.superblock());
+            fx.note_given_up(log.superblock());
+            fx.disown();
             // If the device takes it after all, nothing else is needed.
             let _ = log.update(io, |sb| sb.volumes.clear());
         }
         log.end_recording();
         self.stats = log.stats();
+        if !early {
+            self.goes_on_without(now, why, shards, fx);
+        }
+    }
+
+    /// No line is used any more in this run.
+    fn goes_on_without<B>(
+        &mut self,
+        now: Nanos,
+        why: &str,
+        shards: &mut impl Shards,
+        fx: &mut impl Effects<B>,
+    ) {
         (self.stepping, self.commit, self.hurried) = (0, false, None);
         fx.given_up(why);
         for shard in 0..shards_of(self.former.as_ref()) {

@@ -8,11 +8,13 @@
 //! | [`attachment`] | how a volume comes, goes, grows and is forgotten: which step follows which |
 //! | [`backoff`] | how long nothing new is written after the file system under the cache was full |
 //! | [`calls`] | how shards are called, and how what they ask for comes to those who do it |
+//! | [`charged`] | what maintenance and a start are charged for what they write, and when |
 //! | [`coalesce`] | which requests of shards for the store become one |
 //! | [`counters`] | what is counted for a volume, and as what |
 //! | [`cut`] | into which parts an operation is cut |
 //! | [`defaults`] | what a cache is where nobody says otherwise |
 //! | [`event`] | what a queue is told and asks for: the types of a host |
+//! | [`failing`] | which ends of I/O of the cache device count as failures, which find no space, and what follows |
 //! | [`flushes`] | which flush of a store covers which region whose bit is to go |
 //! | [`held`] | which bytes a shard may still ask for |
 //! | [`limits`] | what keeps a line from flash, in which order, whatever admission says; what is charged to the write budget |
@@ -32,11 +34,13 @@
 pub mod attachment;
 pub mod backoff;
 pub mod calls;
+pub mod charged;
 pub mod coalesce;
 pub mod counters;
 pub mod cut;
 pub mod defaults;
 pub mod event;
+pub mod failing;
 pub mod flushes;
 pub mod held;
 pub mod limits;

@@ -32,6 +32,7 @@ use super::super::address::Placing;
 use super::super::log::{LogFailed, LogStats};
 use super::super::map::{BadEntry, Making, Map, Shape, Slot};
 use super::super::{Fault, IoFailed, LogIo, MapLog, Planted, Regions, SlotId};
+use super::charged::{Charged, Charges};
 pub use durable::Found;
 use memory::Memory;
 use places::{Comer, NoPlace, Places};
@@ -163,7 +164,7 @@ pub fn start(
     left: Left<'_>,
     volumes: &[Comer],
     setup: &Setup,
-    io: &mut impl LogIo,
+    io: &mut Charged<impl LogIo, impl Charges>,
     notes: &mut impl Notes,
 ) -> Result<Started, Refused> {
     let Left { superblock: mut sb, voided, memory, mut words } = left;
@@ -320,6 +321,7 @@ fn begin_without(
     notes: &mut impl Notes,
 ) -> Result<(), Refused> {
     let unnoted = |reason| Refused::NotNoted { why: why.to_owned(), reason };
+    // In the order of `Maintenance::give_up`; a start that cannot note it is refused, and leaves memory as it was.
     if !fault.is(Planted::GivenUpNotNoted) {
         notes.given_up().map_err(unnoted)?;
     }
@@ -355,7 +357,7 @@ pub fn take_back(
     found: &BlockSuperblock,
     (idle, random): (Nanos, u32),
     stats: LogStats,
-    io: &mut impl LogIo,
+    io: &mut Charged<impl LogIo, impl Charges>,
 ) -> Result<MapLog, NotTakenBack> {
     if found.uuid != former.uuid || found.layout != former.layout {
         return Err(NotTakenBack::Other);

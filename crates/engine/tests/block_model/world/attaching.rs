@@ -201,6 +201,11 @@ impl World {
             return false;
         }
         self.former = self.maintenance.as_ref().and_then(|m| m.line_space().cloned());
+        if anew {
+            // The durable map is empty.
+            self.durable.clear();
+        }
+        self.check_places();
         self.forget();
         if !applied {
             self.fail(format!("{operation:?}: it was overtaken"));

@@ -69,6 +69,8 @@ impl Lasting {
 impl World {
     pub(super) fn format(&mut self) {
         self.device.borrow_mut().zero();
+        // Nobody is charged for it.
+        self.device.borrow_mut().charges(None);
         let sb = BlockSuperblock::format(
             Uuid([1; 16]),
             KEY,
@@ -87,7 +89,7 @@ impl World {
     }
 
     /// The superblock that rules the device.
-    fn superblock(&self) -> BlockSuperblock {
+    pub(super) fn superblock(&self) -> BlockSuperblock {
         let read = |copy: u64| -> Vec<u8> {
             self.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
         };
@@ -136,6 +138,7 @@ impl World {
     /// # Errors
     /// What memory has when the start is cut off.
     fn start(&mut self, survived: Option<Survived>, doomed: bool) -> Result<(), Survived> {
+        self.begin_limits();
         let sb = self.superblock();
         self.seen.voided += u64::from(self.validity.barred.get());
         let mut shape = Shape::of(&self.layout);
@@ -200,7 +203,7 @@ impl World {
             }
             (Err(payload), _) => resume_unwind(payload),
         };
-        self.memory = memory;
+        *self.memory.borrow_mut() = memory;
         let (superblock, maps, places, log) = match started {
             Started::With(begun) => {
                 self.seen.short_logs += u64::from(begun.damaged);
@@ -231,7 +234,6 @@ impl World {
             self.shards.iter_mut().for_each(|s| s.plant(fault));
         }
         self.begin_streams();
-        self.begin_limits();
         self.begin_flushing();
         if !self.is_enabled() {
             let now = self.now();
@@ -293,7 +295,7 @@ impl World {
                 shard.plant(fault);
             }
         }
-        self.memory.own(log.superblock());
+        self.memory.borrow_mut().own(log.superblock());
         self.generation = log.superblock().generation;
         self.former = Some(log.superblock().clone());
         if let Some(machine) = &mut self.maintenance {

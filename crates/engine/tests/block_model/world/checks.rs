@@ -5,7 +5,7 @@ use std::ops::Range;
 use larder_base::Rng;
 use larder_engine::block::address::Place;
 use larder_engine::block::map::Slot;
-use larder_engine::block::{IoFailed, LineId, MapRecord, SlotId, Sum};
+use larder_engine::block::{GROUP_LINES, IoFailed, LineId, MapRecord, SlotId, Sum};
 use larder_format::PAGE_SIZE;
 use larder_format::block::superblock::COPY_BYTES;
 use larder_format::block::{BlockSuperblock, table};
@@ -208,6 +208,20 @@ impl World {
                     Slot::Free => None,
                 };
             }
+        }
+    }
+
+    /// The superblock has been changed: the durable map names no line in a stretch that is nobody's now. Who comes there need
+    /// not ask, and a power cut would bring it back. (A table has no such list: there is nothing in it that has left memory.)
+    pub(super) fn check_places(&mut self) {
+        let Some(sb) = self.former.as_ref().filter(|_| self.is_enabled()) else { return };
+        let is_known = |line: &LineId| {
+            let group = line.0 / u64::from(GROUP_LINES);
+            sb.volumes.iter().any(|v| (v.first_group..v.first_group + v.groups).contains(&group))
+        };
+        let lines = self.durable.values().flatten();
+        if let Some(line) = lines.copied().find(|line| !is_known(line)) {
+            self.fail(format!("the durable map names {line:?}, which is nobody's"));
         }
     }
 

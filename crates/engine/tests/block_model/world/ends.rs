@@ -1,10 +1,12 @@
 //! How a run ends: kills, power cuts, clean stops; and what comes after it.
 
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use larder_engine::block::BlockShard;
 use larder_engine::block::node::maintenance::{Turn, Work};
 use larder_engine::block::node::ranged::Turns;
+use larder_format::block::{Volume, VolumeState};
 
 use super::attaching::Working;
 use super::begins::Survived;
@@ -87,7 +89,7 @@ impl World {
         self.script.push(format!("{} kill", self.time));
         self.count();
         let words = self.shards.iter().map(|s| s.map().snapshot()).collect();
-        let survived = Survived { header: self.memory.snapshot(), words };
+        let survived = Survived { header: self.memory.borrow().snapshot(), words };
         self.cut_off();
         self.restart(Some(survived));
     }
@@ -190,8 +192,15 @@ impl World {
         }
         let enabled = self.is_enabled();
         let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
+        // (One that is coming is not served yet.)
+        let served = |v: &Volume| self.identities.contains_key(&v.name);
+        let is_left = |v: &&Volume| v.state == VolumeState::Attached && served(v);
+        if enabled && let Some(left) = self.superblock().volumes.iter().find(is_left) {
+            return Err(format!("it has stopped, and {} is not put aside", left.name));
+        }
         self.cut_off();
         self.device.borrow_mut().power_cut();
+        self.backing_loses();
         let losses = self.seen.losses();
         let outgrown = self.volumes.iter().any(Store::has_outgrown);
         self.restart(None);
@@ -206,6 +215,8 @@ impl World {
     /// Maintenance ends the run. The backing store may refuse to flush: then its regions stay cold. Returns whether all is
     /// settled.
     fn settle(&mut self) -> Result<bool, String> {
+        let served = self.volumes.iter().filter(|v| v.place.is_some());
+        self.identities = Rc::new(served.map(|v| (v.name.clone(), v.identity())).collect());
         self.maintain(|m, now, _, _, _| m.stop(now));
         for _ in 0..100_000 {
             self.time += 1;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use larder_base::Nanos;
+use larder_engine::block::node::flushes::{Flushed, has_made_durable};
 use larder_engine::block::node::quiet::Changes;
 
 use super::World;
@@ -19,11 +20,25 @@ pub(super) struct Flushing {
     pub(super) changes: Changes,
     wanted: Option<u64>,
     under_way: Option<UnderWay>,
+    /// How often the store may have lost writes, and after how many of those they are out of the cache.
+    losses: u64,
+    settled: u64,
+}
+
+impl Flushed for Flushing {
+    fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    fn settled(&self) -> u64 {
+        self.settled
+    }
 }
 
 impl Flushing {
     pub(super) fn new(regions: u32, idle: Nanos) -> Flushing {
-        Flushing { changes: Changes::new(regions, idle), wanted: None, under_way: None }
+        let changes = Changes::new(regions, idle);
+        Flushing { changes, wanted: None, under_way: None, losses: 0, settled: 0 }
     }
 
     /// Maintenance wants a flush.
@@ -47,8 +62,14 @@ impl World {
         }
     }
 
-    /// The store has lost writes: a flush that is under way is not believed.
-    pub(super) fn flush_is_doubtful(&mut self) {
+    /// The store may have lost writes: what is cached of them is dropped.
+    pub(super) fn begins_to_forget(&mut self) {
+        self.flushing.losses += 1;
+    }
+
+    /// The store has lost writes, and nothing of them is cached any more: a flush that is under way is not believed.
+    pub(super) fn has_forgotten(&mut self) {
+        self.flushing.settled += 1;
         if let Some(flush) = self.flushing.under_way.take() {
             self.flushed(flush.number, false);
         }
@@ -87,7 +108,7 @@ impl World {
                 *durable = value;
             }
         }
-        self.flushed(number, ends_well);
+        self.flushed(number, has_made_durable(ends_well, &self.flushing));
     }
 
     /// Clients are away, for so long that the log may find regions quiet again and again, with flushes in between.

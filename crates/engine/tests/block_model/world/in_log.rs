@@ -1,20 +1,24 @@
 //! The world as maintenance sees it, and what it asks for.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load, Message, thread_of};
 use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
+use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, MapLog, MapRecord, OpId, SlotId, Sum, TableChange};
 use larder_format::block::BlockSuperblock;
 use larder_format::block::log::Held;
 use larder_policy::block::VolumeId;
 
-use super::{LINE, SHARDS, World};
-use crate::device::{Device, Io};
+use super::limited::Charging;
+use super::{SHARDS, World};
+use crate::device::Device;
 use crate::parts::{Bytes, Event};
 
 /// All volumes have one store.
@@ -91,6 +95,9 @@ impl Shards for InWorld<'_> {
     fn page_loaded(&mut self, now: Nanos, io: ShardIo, slots: Result<&[Option<Sum>], IoFailed>) {
         self.0.call(io.shard as usize, |s, fx| s.page_loaded(now, io.io, slots, fx));
     }
+    fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
+        self.0.flash_ended(now, ended);
+    }
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
         self.0.shards[shard as usize].sweep(steps.min(7))
     }
@@ -98,6 +105,7 @@ impl Shards for InWorld<'_> {
         if !self.is_dead() {
             self.0.call(shard as usize, |s, fx| s.disable(now, fx));
         }
+        self.meanwhile();
     }
     fn unsettled(&mut self, shard: u32) -> usize {
         self.0.shards[shard as usize].unsettled()
@@ -128,16 +136,21 @@ pub(super) struct Validity {
     pub(super) barred: Rc<Cell<bool>>,
 }
 
+/// What the stores of volumes that are served are known by, by name.
+pub(super) type Identities = Rc<BTreeMap<String, [u8; 64]>>;
+
 /// What maintenance has asked for during a call.
 pub(super) struct Begun {
     io: Vec<Event>,
     flushes: Vec<u64>,
+    identities: Identities,
     validity: Validity,
+    memory: Rc<RefCell<Memory>>,
     device: Rc<RefCell<Device>>,
 }
 
 impl Effects<Bytes> for Begun {
-    fn fill(&mut self, Fill { shard, io, slot, bytes }: Fill<Bytes>) {
+    fn fill(&mut self, Fill { shard, io, slot, bytes, .. }: Fill<Bytes>) {
         self.io.push(Event::FlashWrite(ShardIo { shard, io }, slot, bytes));
     }
     fn copy(&mut self, Copying { shard, io, from, to, lines }: Copying) {
@@ -150,9 +163,14 @@ impl Effects<Bytes> for Begun {
         assert_eq!(store, STORE);
         self.flushes.push(number);
     }
-    fn bar(&mut self, _: &BlockSuperblock) {
+    fn note_given_up(&mut self, _: &BlockSuperblock) {
         if !self.device.borrow().blown {
             self.validity.barred.set(true);
+        }
+    }
+    fn disown(&mut self) {
+        if !self.device.borrow().blown {
+            self.memory.borrow_mut().disown();
         }
     }
     fn given_up(&mut self, _: &str) {
@@ -160,7 +178,9 @@ impl Effects<Bytes> for Begun {
             self.validity.enabled.set(false);
         }
     }
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {}
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        self.identities.get(volume).copied()
+    }
 }
 
 impl World {
@@ -188,25 +208,22 @@ impl World {
     /// Calls maintenance, and begins what it asks for. While it is at work it is not called: the world goes on without it.
     pub(super) fn maintain<R>(
         &mut self,
-        f: impl FnOnce(&mut Maintenance, Nanos, &mut InWorld<'_>, &mut Io, &mut Begun) -> R,
+        f: impl FnOnce(&mut Maintenance, Nanos, &mut InWorld<'_>, &mut Charging, &mut Begun) -> R,
     ) -> Option<R> {
         let mut machine = self.maintenance.take()?;
         let (now, mut io) = (self.now(), self.io());
         let mut begun = Begun {
             io: Vec::new(),
             flushes: Vec::new(),
+            identities: self.identities.clone(),
             validity: self.validity.clone(),
+            memory: self.memory.clone(),
             device: self.device.clone(),
         };
         let result = f(&mut machine, now, &mut InWorld(self), &mut io, &mut begun);
         (0..std::mem::take(&mut self.ended)).for_each(|_| machine.ended());
         self.maintenance = Some(machine);
         for event in begun.io {
-            match &event {
-                Event::FlashWrite(_, _, bytes) => self.charge(u64::from(bytes.lines().1) * LINE),
-                Event::Copy(.., lines) => self.charge(u64::from(*lines) * LINE),
-                _ => {}
-            }
             self.begin_io_of(event, true);
         }
         begun.flushes.into_iter().for_each(|number| self.flushing.want(number));
@@ -237,10 +254,7 @@ impl World {
         if self.draining || self.trims || self.rng.chance(0.6) {
             work = std::mem::take(&mut self.work);
         }
-        if std::mem::take(&mut self.gives_up) && self.is_enabled() {
-            self.seen.given_up += 1;
-            work.give_up = Some("everything fails".to_owned());
-        }
+        self.seen.given_up += u64::from(work.give_up.is_some() && self.is_enabled());
         let turn = self.maintain(|m, now, shards, io, fx| {
             m.take(now, work, shards, io, fx);
             m.turn(now, shards, io, fx)

@@ -2,10 +2,17 @@
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::backoff::Backoff;
-use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::charged::Charged;
+use larder_engine::block::node::failing::Failures;
+use larder_engine::block::node::limits::Limits;
 use larder_policy::budget::{KeptBudget, WriteBudget, WriteBudgetConfig, YEAR_SECONDS};
 
 use super::{FAILURES, LINE, World};
+use crate::device::Io;
+use crate::parts::Purse;
+
+/// The device for the time of a call, and who is charged.
+pub(super) type Charging = Charged<Io, Purse>;
 
 impl World {
     /// A process begins with what the file of the budget says.
@@ -21,51 +28,20 @@ impl World {
                 device_write_amplification: 1.0,
                 ..WriteBudgetConfig::default()
             };
-            let budget = WriteBudget::new(&config, size, self.budget_file, self.now());
+            let budget = WriteBudget::new(&config, size, self.purse.file(), self.now());
             let budget = budget.expect("a budget");
             let kept = KeptBudget::new(&budget, size, 16 * LINE);
             (budget, Some(kept))
         });
-        self.limits = Limits::new(budget, pauses);
-        (self.failures, self.gives_up) = (Failures::of(FAILURES), false);
-    }
-
-    /// So many bytes of lines leave for flash on maintenance's account: before they are there, the budget's file knows of them.
-    pub(super) fn charge(&mut self, bytes: u64) {
-        let now = self.now();
-        if let Some(state) = self.limits.charge(now, bytes) {
-            self.budget_file = Some(state);
-            self.limits.kept(now, state);
-        }
-    }
-
-    /// So many bytes of lines are written, whoever has charged them.
-    pub(super) fn writes(&mut self, bytes: u64) {
-        self.written += bytes;
-        let (written, file) = (self.written, self.budget_file.map_or(0, |s| s.spent));
-        if self.budgeted && written > file {
-            self.fail(format!(
-                "{written} bytes are written, and the budget's file knows of {file}"
-            ));
-        }
+        let mut limits = Limits::new(budget, pauses);
+        limits.failures = Failures::of(FAILURES);
+        self.purse.begin(limits);
+        let charged = self.budgeted.then(|| self.purse.clone());
+        self.device.borrow_mut().charges(charged);
     }
 
     /// Whether the file system has no room for lines.
     pub(super) fn finds_no_space(&mut self) -> bool {
-        let full = self.fills_up && !self.draining && self.rng.chance(0.1);
-        if full {
-            self.limits.backoff.full(self.now());
-            self.was_full = true;
-        }
-        full
-    }
-
-    /// An operation of the cache device has succeeded or not.
-    pub(super) fn device_said(&mut self, works: bool) {
-        if works {
-            self.failures.works();
-        } else if !std::mem::take(&mut self.was_full) {
-            self.gives_up |= self.failures.failed().is_some();
-        }
+        self.fills_up && !self.draining && self.rng.chance(0.1)
     }
 }

@@ -7,7 +7,9 @@ use larder_base::{Nanos, Rng};
 use larder_engine::block::node::calls::{
     Calls, Fx, Mail, Message, Out, Questions, call, thread_of,
 };
+use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
 use larder_engine::block::node::operator::{Ask, Operation};
@@ -22,7 +24,7 @@ use larder_policy::block::{
 use larder_policy::budget::BudgetState;
 
 use super::{LINE, World};
-use crate::parts::{Bytes, Carried, Model, Said, Stretch};
+use crate::parts::{Bytes, Carried, Model, Purse, Said, Stretch};
 use crate::shares::Shares;
 
 /// Threads that have mailboxes: the queue's, and an operator's.
@@ -37,8 +39,8 @@ pub(super) struct Waiting {
     ranges: Vec<(OpId, u32, u32)>,
     /// Parts that were refused: by the budget, and for want of space.
     refused: (u64, u64),
-    /// What the budget's file is to say.
-    budget: Option<BudgetState>,
+    /// Why the cache is to be given up.
+    give_up: Option<String>,
 }
 
 impl Waiting {
@@ -87,7 +89,7 @@ pub(super) struct Now<'a> {
     held: RefCell<&'a mut Vec<Held<Model>>>,
     waiting: RefCell<&'a mut Waiting>,
     turns: RefCell<&'a mut Turns>,
-    limits: &'a Limits,
+    purse: Purse,
     changes: &'a Changes,
     shares: Rc<Shares>,
     coin: RefCell<Rng>,
@@ -166,12 +168,11 @@ impl Node<Model> for Now<'_> {
     }
 
     fn limits(&self) -> &Limits {
-        self.limits
+        self.purse.limits()
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.waiting.borrow_mut().budget = Some(state);
-        self.limits.kept(now, state);
+        self.purse.keep_budget(now, state);
     }
 
     fn changes(&self) -> &Changes {
@@ -184,6 +185,10 @@ impl Node<Model> for Now<'_> {
 
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
         self.waiting.borrow_mut().ranges.push((op, first, last));
+    }
+
+    fn give_up(&self, _: Nanos, why: String) {
+        self.waiting.borrow_mut().give_up.get_or_insert(why);
     }
 
     fn id(&self, volume: &Stretch) -> VolumeId {
@@ -232,7 +237,7 @@ macro_rules! now {
             held: RefCell::new(&mut $world.held),
             waiting: RefCell::new(&mut $world.waiting),
             turns: RefCell::new(&mut $world.turns),
-            limits: &$world.limits,
+            purse: $world.purse.clone(),
             changes: &$world.flushing.changes,
             shares: $world.shares.clone(),
             coin,
@@ -287,6 +292,12 @@ impl World {
         self.go_on();
     }
 
+    /// I/O of maintenance has ended so.
+    pub(super) fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
+        now!(self, false, Verdict::Admit).flash_ended(now, ended);
+        self.leave_to_maintenance();
+    }
+
     /// An operator's operation calls the shards. Returns what it asks for.
     pub(super) fn ask_of(&mut self, operation: &mut Operation) -> Ask {
         let (now, mut out) = (self.now(), Out::default());
@@ -338,13 +349,13 @@ impl World {
         self.work.asks.extend(asks);
         self.work.ranges.append(&mut self.waiting.ranges);
         self.work.commit |= commit;
+        if let Some(why) = self.waiting.give_up.take() {
+            self.work.give_up.get_or_insert(why);
+        }
         self.begin_fills();
         let (budget, space) = std::mem::take(&mut self.waiting.refused);
         self.seen.over_budget += budget;
         self.seen.no_space += space;
-        if let Some(state) = self.waiting.budget.take() {
-            self.budget_file = Some(state);
-        }
         let mail = std::mem::take(&mut self.waiting.mail[OPERATOR]);
         let given = mail.into_iter().filter(|(_, m)| matches!(m, Message::Done { .. }));
         given.collect::<Vec<_>>().into_iter().for_each(|(op, _)| self.lines_given(op));

@@ -52,6 +52,7 @@ impl World {
     /// The backing store forgets what was not flushed, of a stretch: a server that was killed and started anew. What is cached of
     /// it is dropped before any client hears of it.
     pub(super) fn begin_forgetting(&mut self) {
+        self.begins_to_forget();
         self.begin_dropping(true);
     }
 
@@ -99,7 +100,7 @@ impl World {
                 Ask::Do(Step::InForce) => {
                     self.seen.distrusted += operation.dropped();
                     // Behind the drop: a process that is killed between the two does not know of it (docs/nbd.md).
-                    self.flush_is_doubtful();
+                    self.has_forgotten();
                     let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
                     self.stretch_loses(at, at + len);
                     operation.done();

@@ -16,8 +16,6 @@ pub trait Carried: Clone + fmt::Debug + 'static {
     fn read(memory: &[u8], at: u64, len: u64) -> Self;
     /// Puts them into memory, from `at` on.
     fn write(&self, memory: &mut [u8], at: u64);
-    /// How many there are.
-    fn count(&self) -> u64;
     /// `len` of them from `from` on.
     fn part(&self, from: u64, len: u64) -> Self;
     /// CRC-32C of each line.
@@ -60,10 +58,6 @@ impl Carried for Octets {
 
     fn write(&self, memory: &mut [u8], at: u64) {
         memory[at as usize..at as usize + self.len].copy_from_slice(self.bytes());
-    }
-
-    fn count(&self) -> u64 {
-        self.len as u64
     }
 
     fn part(&self, from: u64, len: u64) -> Octets {

@@ -1,8 +1,9 @@
-//! The cache device in memory, and what is charged for what goes there.
+//! The cache device in memory, and the write budget with its file.
 
 use std::cell::{Cell, RefCell};
 
 use larder_base::Nanos;
+use larder_engine::block::node::charged::{Charged, Charges};
 use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::setup;
 use larder_engine::block::{IoFailed, LogIo};
@@ -20,6 +21,16 @@ pub(super) struct Medium {
     pub file: Cell<Option<BudgetState>>,
     /// Bytes that it says are written, by this run.
     written: Cell<u64>,
+}
+
+impl Charges for Medium {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn keep_budget(&self, now: Nanos, state: BudgetState) {
+        self.claim(now, Some(state));
+    }
 }
 
 impl Medium {
@@ -49,18 +60,13 @@ impl Medium {
         bytes.write(&mut self.flash.borrow_mut(), at);
     }
 
-    /// So many bytes of lines leave for flash, on maintenance's account.
-    pub(super) fn spend(&self, now: Nanos, bytes: u64) {
-        self.claim(now, self.limits.charge(now, bytes));
-    }
-
     /// Claims more of the budget ahead of time.
     pub(super) fn keep(&self, now: Nanos) {
         self.claim(now, self.limits.due(now));
     }
 
     /// The file is to say this, unless it is further already.
-    pub(super) fn claim(&self, now: Nanos, state: Option<BudgetState>) {
+    fn claim(&self, now: Nanos, state: Option<BudgetState>) {
         let Some(state) = state.filter(|s| s.spent >= self.written.get()) else { return };
         self.put(state);
         self.limits.kept(now, state);
@@ -80,22 +86,23 @@ impl Medium {
 }
 
 /// The device as the log uses it.
-pub(super) struct MediumIo<'a> {
-    pub medium: &'a Medium,
-    pub now: Nanos,
+pub(super) struct MediumIo<'a>(&'a Medium);
+
+impl MediumIo<'_> {
+    pub(super) fn of(medium: &Medium, now: Nanos) -> Charged<MediumIo<'_>, &Medium> {
+        Charged::new(MediumIo(medium), medium, now)
+    }
 }
 
 impl LogIo for MediumIo<'_> {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
-        let flash = self.medium.flash.borrow();
+        let flash = self.0.flash.borrow();
         out.copy_from_slice(&flash[at as usize..at as usize + out.len()]);
         Ok(())
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
-        let Medium { limits, flash, .. } = self.medium;
-        self.medium.claim(self.now, limits.charge_log(self.now, bytes.len() as u64));
-        let mut flash = flash.borrow_mut();
+        let mut flash = self.0.flash.borrow_mut();
         flash[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
@@ -105,7 +112,7 @@ impl LogIo for MediumIo<'_> {
     }
 
     fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
-        self.medium.flash.borrow_mut()[at as usize..(at + len) as usize].fill(0);
+        self.0.flash.borrow_mut()[at as usize..(at + len) as usize].fill(0);
         Ok(())
     }
 }

@@ -8,7 +8,9 @@ use std::rc::Rc;
 use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions, thread_of};
+use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::maintenance::{Inbox, Stores};
@@ -17,7 +19,7 @@ use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::{GROUP_LINES, GroupId, IoFailed, LineId, OpId, Source, Sum};
+use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId, Source, Sum};
 use larder_format::block::{Layout, table};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
 use larder_policy::budget::BudgetState;
@@ -103,9 +105,9 @@ impl<B: Carried> GivenNode<B> {
         shard: u32,
         page: u32,
         bytes: &[u8],
-    ) -> Result<Vec<Option<Sum>>, IoFailed> {
+    ) -> Result<Vec<Option<Sum>>, FlashError> {
         let number = self.layout.table_number(shard, page);
-        let slots = table::decode(bytes, self.generation, number).ok_or(IoFailed)?;
+        let slots = table::decode(bytes, self.generation, number).ok_or(FlashError::Damaged)?;
         let per = (self.layout.shard_slots() / self.layout.table_pages().max(1)) as usize;
         Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
     }
@@ -260,7 +262,7 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.medium.claim(now, Some(state));
+        self.medium.keep_budget(now, state);
     }
 
     fn changes(&self) -> &Changes {
@@ -273,6 +275,10 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
 
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
         let _ = self.inbox.borrow_mut().ask_bits(self.now.get(), op, first, last);
+    }
+
+    fn give_up(&self, now: Nanos, why: String) {
+        let _ = self.inbox.borrow_mut().give_up(now, why);
     }
 
     fn id(&self, volume: &Known) -> VolumeId {

@@ -24,10 +24,6 @@ impl Carried for Blank {
 
     fn write(&self, _memory: &mut [u8], _at: u64) {}
 
-    fn count(&self) -> u64 {
-        self.0
-    }
-
     fn part(&self, _from: u64, len: u64) -> Blank {
         Blank(len)
     }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load};
+use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::flushes::{Flushed, has_made_durable};
 use larder_engine::block::node::maintenance::{
     AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, ROUND, Turn,
 };
@@ -14,11 +16,11 @@ use larder_engine::block::node::share::Count;
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::{GroupId, SlotId};
 use larder_format::PAGE_SIZE;
-use larder_format::block::{BlockSuperblock, VolumeState};
+use larder_format::block::BlockSuperblock;
 use larder_policy::block::VolumeId;
 
 use super::bytes::{Carried, House};
-use super::medium::MediumIo;
+use super::medium::{Medium, MediumIo};
 use super::node::GivenNode;
 
 /// I/O of lines that is over, and that no client waits for.
@@ -59,24 +61,31 @@ impl<B> Begun<B> {
     }
 }
 
+/// A store that loses nothing, and of which nothing is to be noted.
+struct InMemory;
+
+impl Flushed for InMemory {}
+
 /// Carries out what maintenance asks for.
 pub(super) struct Carrier<'a, B: Carried> {
     node: &'a GivenNode<B>,
     begun: &'a mut Begun<B>,
-    now: Nanos,
 }
 
 impl<B: Carried> Carrier<'_, B> {
+    fn write(&mut self, io: ShardIo, slot: SlotId, bytes: B) {
+        self.node.medium.write(self.slot(io.shard, slot), &bytes);
+        self.begun.done.push_back(Done::Written(io, bytes));
+    }
+
     fn slot(&self, shard: u32, slot: SlotId) -> u64 {
         self.node.layout.slot_at(shard, slot.0)
     }
 }
 
 impl<B: Carried> Effects<B> for Carrier<'_, B> {
-    fn fill(&mut self, Fill { shard, io, slot, bytes }: Fill<B>) {
-        self.node.medium.spend(self.now, bytes.count());
-        self.node.medium.write(self.slot(shard, slot), &bytes);
-        self.begun.done.push_back(Done::Written(ShardIo { shard, io }, bytes));
+    fn fill(&mut self, Fill { shard, io, slot, bytes, .. }: Fill<B>) {
+        self.write(ShardIo { shard, io }, slot, bytes);
     }
 
     fn copy(&mut self, copying: Copying) {
@@ -95,24 +104,21 @@ impl<B: Carried> Effects<B> for Carrier<'_, B> {
         self.begun.flushed.push((store, number));
     }
 
-    fn bar(&mut self, _: &BlockSuperblock) {
-        self.begun.memory.borrow_mut().disown();
+    fn note_given_up(&mut self, _: &BlockSuperblock) {
         self.begun.barred = true;
+    }
+
+    fn disown(&mut self) {
+        self.begun.memory.borrow_mut().disown();
     }
 
     fn given_up(&mut self, why: &str) {
         *self.node.given_up.borrow_mut() = Some(why.to_owned());
     }
 
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
-        let volumes = self.node.volumes.borrow();
-        for volume in &mut superblock.volumes {
-            if volume.state == VolumeState::Attached && volumes.contains_key(&volume.name) {
-                volume.state = VolumeState::Detached;
-                volume.identity =
-                    self.begun.identities.get(&volume.name).copied().unwrap_or([0; 64]);
-            }
-        }
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        let is_served = self.node.volumes.borrow().contains_key(volume);
+        is_served.then(|| self.begun.identities.get(volume).copied().unwrap_or([0; 64]))
     }
 
     fn stopped(&mut self) {
@@ -126,7 +132,7 @@ pub(super) struct AtWork<'a, B: Carried> {
     pub now: Nanos,
     pub machine: &'a mut Maintenance,
     pub shards: AtNode<'a, House<B>, GivenNode<B>>,
-    pub io: MediumIo<'a>,
+    pub io: Charged<MediumIo<'a>, &'a Medium>,
     pub fx: Carrier<'a, B>,
 }
 
@@ -199,8 +205,8 @@ impl<B: Carried> Upkeep<B> {
             now,
             machine: &mut self.machine,
             shards: AtNode::new(node, node.layout.shards),
-            io: MediumIo { medium: &node.medium, now },
-            fx: Carrier { node, begun: &mut self.begun, now },
+            io: MediumIo::of(&node.medium, now),
+            fx: Carrier { node, begun: &mut self.begun },
         }
     }
 
@@ -208,7 +214,8 @@ impl<B: Carried> Upkeep<B> {
         let now = node.now.get();
         for (store, number) in std::mem::take(&mut self.begun.flushed) {
             // A volume that is gone has no store.
-            let durable = node.volumes.borrow().values().any(|v| v.id == store);
+            let answered = node.volumes.borrow().values().any(|v| v.id == store);
+            let durable = has_made_durable(answered, &InMemory);
             self.machine.store_flushed(now, store, number, durable);
         }
         let work = node.inbox.borrow_mut().take();
@@ -232,7 +239,7 @@ impl<B: Carried> Upkeep<B> {
             let AtWork { now, machine, mut shards, mut fx, .. } = self.at_work(node);
             match done {
                 Done::Read(Copying { shard, io, to: slot, .. }, bytes) => {
-                    fx.fill(Fill { shard, io, slot, bytes });
+                    fx.write(ShardIo { shard, io }, slot, bytes);
                 }
                 Done::Written(io, bytes) => {
                     let crcs = bytes.crcs(node.layout.line);

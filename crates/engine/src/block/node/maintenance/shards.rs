@@ -7,6 +7,7 @@ use larder_policy::block::VolumeId;
 use crate::block::api::{IoFailed, OpId, SlotId, Sum};
 use crate::block::node::calls::{Fx, Message, Out, call, send};
 use crate::block::node::event::{Host, ShardIo};
+use crate::block::node::failing::FlashError;
 use crate::block::node::queue::Node;
 use crate::block::paging::TableChange;
 use crate::block::record::RecordedShard;
@@ -39,6 +40,9 @@ pub trait Shards {
     fn flash_written(&mut self, now: Nanos, io: ShardIo, sums: Result<&[u32], IoFailed>);
     /// `BlockShard::page_loaded`.
     fn page_loaded(&mut self, now: Nanos, io: ShardIo, slots: Result<&[Option<Sum>], IoFailed>);
+    /// An I/O of lines or of a page of the table has ended: see
+    /// [`Limits::flash_ended`](crate::block::node::limits::Limits::flash_ended).
+    fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>);
     /// `BlockShard::sweep`.
     fn sweep(&mut self, shard: u32, steps: u32) -> bool;
     /// `BlockShard::disable`.
@@ -132,6 +136,10 @@ impl<H: Host, N: Node<H, Shard = RecordedShard> + Stores> Shards for AtNode<'_, 
 
     fn page_loaded(&mut self, now: Nanos, io: ShardIo, slots: Result<&[Option<Sum>], IoFailed>) {
         self.with(io.shard, |s, fx| s.page_loaded(now, io.io, slots, fx));
+    }
+
+    fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
+        self.node.flash_ended(now, ended);
     }
 
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {

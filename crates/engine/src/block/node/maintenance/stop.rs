@@ -2,11 +2,13 @@
 //! that nothing is missing.
 
 use larder_base::Nanos;
+use larder_format::block::{BlockSuperblock, Volume, VolumeState};
 use larder_policy::block::VolumeId;
 
 use super::census::SWEEP_STEP;
 use super::{Effects, Maintenance, Shards, Turn};
 use crate::block::log::LogIo;
+use crate::block::node::charged::{Charged, Charges};
 use crate::block::planted::Planted;
 
 /// Sweeping that is over so soon is not worth a word.
@@ -47,7 +49,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         match &mut self.stop {
@@ -119,14 +121,15 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let Stop::Flushing { wanted, .. } = &mut self.stop else { return };
         let wanted = std::mem::take(wanted);
+        let believes = self.planted(Planted::StopBelievesStores);
         let durable = |(store, number): (VolumeId, u64)| {
             let ended = self.stores.get(&store).and_then(|n| n.is_durable(number));
-            (store, ended == Some(true))
+            (store, ended == Some(true) || believes)
         };
         let flushed: Vec<(VolumeId, bool)> = wanted.into_iter().map(durable).collect();
         self.stop = Stop::Over { settled: false };
@@ -136,9 +139,10 @@ impl Maintenance {
         let outcome = log.settle(now, &mut self.as_seen(now, shards, &flushed), io);
         log.end_recording();
         let outcome = outcome.and_then(|settled| {
+            let aside = put_aside(log.superblock(), fx);
             log.update(io, |sb| {
                 sb.clean_epoch = sb.epoch;
-                fx.put_aside(sb);
+                sb.volumes.clone_from(&aside);
             })?;
             Ok(settled)
         });
@@ -152,4 +156,16 @@ impl Maintenance {
             Err(error) => self.give_up(now, &error.to_string(), shards, io, fx),
         }
     }
+}
+
+/// The volumes as the next start finds them: those that were served until now are put aside, known by what their stores are
+/// known by now. One whose store may not be durable is among them: its lines are not used where its bits are set.
+fn put_aside<B>(superblock: &BlockSuperblock, fx: &mut impl Effects<B>) -> Vec<Volume> {
+    let mut volumes = superblock.volumes.clone();
+    for volume in volumes.iter_mut().filter(|v| v.state == VolumeState::Attached) {
+        if let Some(identity) = fx.identity(&volume.name) {
+            (volume.state, volume.identity) = (VolumeState::Detached, identity);
+        }
+    }
+    volumes
 }

@@ -8,6 +8,7 @@ use super::*;
 use crate::block::api::{IoId, LineId, OpId};
 use crate::block::log::MapLog;
 use crate::block::node::calls::Out;
+use crate::block::node::limits::Limits;
 
 const LINE: u32 = 4096;
 const DISK: VolumeId = VolumeId(7);
@@ -25,6 +26,7 @@ struct Few {
     ranges: Vec<OpId>,
     disabled: u32,
     written: u32,
+    ended: Vec<Result<(), FlashError>>,
     /// Steps of a sweep that are left.
     voids: u32,
     busy: bool,
@@ -62,6 +64,9 @@ impl Shards for Few {
         self.written += 1;
     }
     fn page_loaded(&mut self, _: Nanos, _: ShardIo, _: Result<&[Option<Sum>], IoFailed>) {}
+    fn flash_ended(&mut self, _: Nanos, ended: Result<(), FlashError>) {
+        self.ended.push(ended);
+    }
     fn sweep(&mut self, _: u32, _: u32) -> bool {
         self.voids = self.voids.saturating_sub(1);
         self.voids > 0
@@ -124,14 +129,17 @@ impl Effects<()> for Asked {
     fn store_flush(&mut self, store: VolumeId, number: u64) {
         self.flushes.push((store, number));
     }
-    fn bar(&mut self, _: &BlockSuperblock) {
-        self.said.push("barred".into());
+    fn note_given_up(&mut self, _: &BlockSuperblock) {
+        self.said.push("noted".into());
+    }
+    fn disown(&mut self) {
+        self.said.push("disowned".into());
     }
     fn given_up(&mut self, why: &str) {
         self.said.push(format!("given up: {why}"));
     }
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {
-        self.said.push("put aside".into());
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        (volume == "served").then_some([7; 64])
     }
     fn stopped(&mut self) {
         self.said.push("stopped".into());
@@ -168,17 +176,20 @@ impl Bench {
 
     fn turn(&mut self, millis: u64) -> Turn {
         let Bench { machine, shards, device, asked } = self;
-        machine.turn(at(millis), shards, device, asked)
+        let mut io = Charged::new(device, Limits::default(), at(millis));
+        machine.turn(at(millis), shards, &mut io, asked)
     }
 
     fn take(&mut self, millis: u64, work: Work<()>) {
         let Bench { machine, shards, device, asked } = self;
-        machine.take(at(millis), work, shards, device, asked);
+        let mut io = Charged::new(device, Limits::default(), at(millis));
+        machine.take(at(millis), work, shards, &mut io, asked);
     }
 
     fn hurry(&mut self, millis: u64) -> u64 {
         let Bench { machine, shards, device, asked } = self;
-        machine.hurry(at(millis), (0, 9), shards, device, asked)
+        let mut io = Charged::new(device, Limits::default(), at(millis));
+        machine.hurry(at(millis), (0, 9), shards, &mut io, asked)
     }
 
     /// Turns until it is over, without any time.
@@ -198,7 +209,7 @@ fn asks(asks: &[(u32, u32)]) -> Work<()> {
 }
 
 fn fill() -> Fill<()> {
-    Fill { shard: 0, io: IoId(3), slot: SlotId(0), bytes: () }
+    Fill { shard: 0, io: IoId(3), slot: SlotId(0), lines: 1, bytes: () }
 }
 
 #[test]
@@ -318,10 +329,8 @@ fn fills_are_begun_at_once_and_ended_for_the_end() {
         machine.flash_written(at(301), shards, ShardIo { shard: 0, io: IoId(3) }, Ok(&[0]));
     }
     assert_eq!(bench.end(301), Turn::Over { settled: true });
-    assert_eq!(
-        (bench.shards.written, bench.asked.said.join(", ")),
-        (2, "put aside, stopped".into())
-    );
+    assert_eq!((bench.shards.written, bench.asked.said.join(", ")), (2, "stopped".into()));
+    assert_eq!(bench.shards.ended, [Ok(()), Ok(())]);
     let sb = bench.machine.superblock().unwrap();
     assert_eq!(sb.clean_epoch, sb.epoch);
 }
@@ -340,7 +349,37 @@ fn the_end_waits_for_ten_seconds_for_fills_and_five_for_stores() {
     assert_eq!(bench.end(16_000), Turn::Over { settled: false });
     // The store has not answered: its region keeps its bit.
     assert_eq!(bench.machine.regions_set(), 1);
-    assert_eq!(bench.asked.said, ["put aside", "stopped"]);
+    assert_eq!(bench.asked.said, ["stopped"]);
+}
+
+#[test]
+fn the_end_puts_aside_what_is_served_then() {
+    use larder_format::block::{Volume, VolumeState};
+    let mut bench = Bench::new();
+    let volume = |name: &str, first_group, state| Volume {
+        name: name.to_owned(),
+        first_group,
+        groups: 1,
+        bytes: 4096,
+        state,
+        identity: [1; 64],
+    };
+    let Bench { machine, shards, device, asked } = &mut bench;
+    let mut io = Charged::new(device, Limits::default(), at(300));
+    let added = machine.change_superblock(at(300), false, shards, &mut io, asked, |sb| {
+        sb.volumes = vec![
+            volume("served", 0, VolumeState::Attached),
+            volume("not served", 1, VolumeState::Attached),
+            volume("aside", 2, VolumeState::Detached),
+        ];
+    });
+    assert!(added);
+    assert_eq!(bench.end(300), Turn::Over { settled: true });
+    let volumes = &bench.machine.superblock().unwrap().volumes;
+    let left: Vec<_> = volumes.iter().map(|v| (v.state, v.identity[0])).collect();
+    let expected =
+        [(VolumeState::Detached, 7), (VolumeState::Attached, 1), (VolumeState::Detached, 1)];
+    assert_eq!(left, expected);
 }
 
 #[test]
@@ -353,7 +392,7 @@ fn the_end_sweeps_for_three_seconds() {
     }
     assert_eq!(bench.asked.said, ["sweeping false"]);
     assert_eq!(bench.end(4001), Turn::Over { settled: true });
-    assert_eq!(bench.asked.said[1..], ["sweeping true", "put aside", "stopped"]);
+    assert_eq!(bench.asked.said[1..], ["sweeping true", "stopped"]);
 }
 
 #[test]
@@ -363,8 +402,9 @@ fn a_log_that_cannot_be_written_ends_the_cache_and_keeps_nobody_waiting() {
     bench.device.fails = true;
     bench.take(201, Work { ranges, asks: vec![(1, 2)], ..Work::default() });
     bench.turn(201);
-    assert_eq!(bench.asked.said[0], "barred", "before anything goes on");
-    assert!(bench.asked.said[1].starts_with("given up: the cache device did not take"));
+    // In the order of a start, and before anything goes on.
+    assert_eq!(bench.asked.said[..2], ["noted", "disowned"]);
+    assert!(bench.asked.said[2].starts_with("given up: the cache device did not take"));
     assert_eq!((bench.shards.disabled, &bench.shards.ranges[..]), (2, &[OpId(5)][..]));
     assert!(bench.machine.superblock().is_none() && bench.machine.line_space().is_some());
     // From now on no bit is needed.

@@ -2,17 +2,29 @@
 
 use super::*;
 use crate::block::node::event::Ended;
+use crate::block::node::failing::FlashError;
+
+/// An I/O of the cache device has ended: what its shard is told of it.
+fn heard<H: Host, N: Node<H>, T>(
+    node: &N,
+    now: Nanos,
+    ended: Result<T, FlashError>,
+) -> Result<T, IoFailed> {
+    node.flash_ended(now, ended.as_ref().map(|_| ()).map_err(|&error| error));
+    ended.map_err(IoFailed::from)
+}
 
 impl<H: Host> Queue<H> {
-    /// Lines were read: the CRC-32C of each, and their bytes, of which the first belong to `line`; or that it failed.
+    /// Lines were read: the CRC-32C of each, and their bytes, of which the first belong to `line`; or why not.
     pub fn flash_read<N: Node<H>>(
         &mut self,
         node: &N,
         now: Nanos,
         ShardIo { shard, io }: ShardIo,
         line: LineId,
-        read: Result<(&[u32], H::Bytes), IoFailed>,
+        read: Result<(&[u32], H::Bytes), FlashError>,
     ) {
+        let read = heard(node, now, read);
         let at = line.0 * u64::from(self.config.line_bytes);
         let told = Told::FlashRead(io, line, read.is_ok());
         self.call(node, shard, told, |s, fx| match read {
@@ -24,38 +36,41 @@ impl<H: Host> Queue<H> {
         });
     }
 
-    /// Lines were written: the CRC-32C of each, or that it failed.
+    /// Lines were written: the CRC-32C of each, or why not.
     pub fn flash_written<N: Node<H>>(
         &mut self,
         node: &N,
         now: Nanos,
         ShardIo { shard, io }: ShardIo,
-        crcs: Result<&[u32], IoFailed>,
+        crcs: Result<&[u32], FlashError>,
     ) {
+        let crcs = heard(node, now, crcs);
         let told = Told::FlashWritten(io, crcs.is_ok());
         self.call(node, shard, told, |s, fx| s.flash_written(now, io, crcs, fx));
     }
 
-    /// Bytes were laid over a line: its CRC-32C before and after.
+    /// Bytes were laid over a line: its CRC-32C before and after, or why not.
     pub fn merged<N: Node<H>>(
         &mut self,
         node: &N,
         now: Nanos,
         ShardIo { shard, io }: ShardIo,
-        crcs: Result<(u32, u32), IoFailed>,
+        crcs: Result<(u32, u32), FlashError>,
     ) {
+        let crcs = heard(node, now, crcs);
         let told = Told::Merged(io, crcs.is_ok());
         self.call(node, shard, told, |s, fx| s.merged(now, io, crcs, fx));
     }
 
-    /// A page of the table was read: what its slots have.
+    /// A page of the table was read: what its slots have, or why not.
     pub fn page_loaded<N: Node<H>>(
         &mut self,
         node: &N,
         now: Nanos,
         ShardIo { shard, io }: ShardIo,
-        slots: Result<&[Option<Sum>], IoFailed>,
+        slots: Result<&[Option<Sum>], FlashError>,
     ) {
+        let slots = heard(node, now, slots);
         let told = Told::PageLoaded(io, slots.is_ok());
         self.call(node, shard, told, |s, fx| s.page_loaded(now, io, slots, fx));
     }

@@ -11,6 +11,7 @@ use larder_policy::budget::BudgetState;
 use crate::block::api::{OpId, Verdict};
 use crate::block::node::calls::{Calls, Message, Told};
 use crate::block::node::event::{Ended, Host, State, Volume};
+use crate::block::node::failing::{Failing, FlashError};
 use crate::block::node::limits::{self, Admits, Allows, Asks, Limits};
 use crate::block::node::quiet::Changes;
 use crate::block::node::ranged::{Discard, Turns};
@@ -32,6 +33,10 @@ pub trait Node<H: Host>: Calls<H> {
     fn turns<R>(&self, f: impl FnOnce(&mut Turns) -> R) -> R;
     /// The bits of regions `first..=last` are to be durable; [`Message::IntentsReady`] says when they are.
     fn ask_bits(&self, op: OpId, first: u32, last: u32);
+    /// The cache is to be given up, for this reason: maintenance is to hear of it (`Inbox::give_up`).
+    fn give_up(&self, now: Nanos, why: String);
+    /// Nothing new is cached for so long, since the file system under the cache has no room.
+    fn pauses(&self, _pause: Nanos) {}
 
     /// The number of a volume, for policies.
     fn id(&self, volume: &H::Volume) -> VolumeId;
@@ -103,6 +108,15 @@ pub trait Node<H: Host>: Calls<H> {
     #[inline]
     fn charge(&self, now: Nanos, bytes: u64) -> Option<BudgetState> {
         self.limits().charge(now, bytes)
+    }
+    /// An I/O of the cache device has ended. See [`Limits::flash_ended`].
+    #[inline]
+    fn flash_ended(&self, now: Nanos, ended: Result<(), FlashError>) {
+        match self.limits().flash_ended(now, ended) {
+            None => {}
+            Some(Failing::Pauses(pause)) => self.pauses(pause),
+            Some(Failing::GivesUp(why)) => self.give_up(now, why),
+        }
     }
     /// See [`Changes::changing`].
     #[inline]

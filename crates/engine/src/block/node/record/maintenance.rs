@@ -14,11 +14,15 @@ use larder_format::recording::bytes::put;
 use larder_format::recording::{BadRecord, Cursor};
 use larder_policy::block::VolumeId;
 
-use crate::block::api::{IoFailed, IoId, OpId, SlotId, Sum};
+use crate::block::api::{IoId, OpId, SlotId, Sum};
 use crate::block::log::{LogIo, MapLog};
 use crate::block::node::calls::{Copying, Fill, Load};
+use crate::block::node::charged::{Charged, Charges};
 use crate::block::node::event::ShardIo;
+use crate::block::node::failing::FlashError;
+use crate::block::node::limits::Limits;
 use crate::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
+use crate::block::node::record::{end_code, end_words, take_end};
 use crate::block::record::digest::Digest;
 use crate::block::record::log::{Heard, Noting, Told};
 use crate::block::record::tape::unknown;
@@ -113,9 +117,10 @@ fn take_work(c: &mut Cursor<'_>, regions: u32) -> Result<Work<()>, BadRecord> {
     let most = u64::from(regions.max(1) - 1);
     let region = |c: &mut Cursor<'_>| c.at_most(most, "region").map(|region| region as u32);
     let flags = c.at_most(3, "what is wanted")?;
+    // (How many lines they are nobody decides upon.)
     let fills = take_all(c, |c| {
         let (shard, io) = (c.u32("shard")?, take_io(c)?);
-        Ok(Fill { shard, io, slot: take_slot(c)?, bytes: () })
+        Ok(Fill { shard, io, slot: take_slot(c)?, lines: 0, bytes: () })
     })?;
     let copies = take_all(c, |c| {
         let (shard, io) = (c.u32("shard")?, take_io(c)?);
@@ -180,7 +185,8 @@ macro_rules! told {
         let heard = RefCell::new(Heard::default());
         let $m = &mut $self.machine;
         let $s = &mut Noting { inner: $shards, heard: &heard, layout };
-        let $i = &mut Noting { inner: $io, heard: &heard, layout };
+        let noting = Noting { inner: &mut $io.io, heard: &heard, layout };
+        let $i = &mut Charged::new(noting, &$io.charges, $io.now);
         let $f = &mut NotingFx { inner: $fx, heard: &heard };
         let result = $call;
         let mut heard = heard.into_inner();
@@ -250,11 +256,13 @@ impl RecordedMaintenance {
     }
 
     /// An I/O has ended, of which a shard was told.
-    fn note_io(&mut self, tag: u8, now: Nanos, numbers: [u64; 3]) {
+    fn note_io(&mut self, tag: u8, now: Nanos, io: ShardIo, code: u64) {
         if self.tape.is_some() {
             let (mut input, mut heard) = (Vec::new(), Heard::default());
-            put_all(&mut input, &numbers);
-            note_ended(&mut heard.digest, tag == FLASH_WRITTEN, numbers);
+            let (shard, number) = (io.shard.into(), io.io.0.into());
+            put_all(&mut input, &[shard, number, code]);
+            let is_done = u64::from(code == end_code(&Ok(())));
+            note_ended(&mut heard.digest, tag == FLASH_WRITTEN, [shard, number, is_done]);
             self.keep(tag, now, &input, &heard);
         }
     }
@@ -265,7 +273,7 @@ impl RecordedMaintenance {
         now: Nanos,
         work: Work<B>,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let input = |out: &mut Vec<u8>| put_work(out, &work);
@@ -280,11 +288,11 @@ impl RecordedMaintenance {
         now: Nanos,
         shards: &mut impl Shards,
         io: ShardIo,
-        sums: Result<&[u32], IoFailed>,
+        sums: Result<&[u32], FlashError>,
     ) {
-        let numbers: [u64; 3] = [io.shard.into(), io.io.0.into(), sums.is_ok().into()];
+        let code = end_code(&sums);
         self.machine.flash_written(now, shards, io, sums);
-        self.note_io(FLASH_WRITTEN, now, numbers);
+        self.note_io(FLASH_WRITTEN, now, io, code);
     }
 
     /// [`Maintenance::page_loaded`].
@@ -293,11 +301,11 @@ impl RecordedMaintenance {
         now: Nanos,
         shards: &mut impl Shards,
         io: ShardIo,
-        slots: Result<&[Option<Sum>], IoFailed>,
+        slots: Result<&[Option<Sum>], FlashError>,
     ) {
-        let numbers: [u64; 3] = [io.shard.into(), io.io.0.into(), slots.is_ok().into()];
+        let code = end_code(&slots);
         self.machine.page_loaded(now, shards, io, slots);
-        self.note_io(PAGE_LOADED, now, numbers);
+        self.note_io(PAGE_LOADED, now, io, code);
     }
 
     /// [`Maintenance::ended`].
@@ -329,7 +337,7 @@ impl RecordedMaintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         let input = |_: &mut Vec<u8>| {};
@@ -349,7 +357,7 @@ impl RecordedMaintenance {
         now: Nanos,
         regions: (u32, u32),
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> u64 {
         let input = |out: &mut Vec<u8>| put_all(out, &[regions.0.into(), regions.1.into()]);
@@ -365,7 +373,7 @@ impl RecordedMaintenance {
         now: Nanos,
         anew: bool,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
         change: impl FnMut(&mut BlockSuperblock),
     ) -> bool {
@@ -382,7 +390,7 @@ impl RecordedMaintenance {
         now: Nanos,
         why: &str,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let input = |_: &mut Vec<u8>| {};
@@ -403,8 +411,8 @@ impl RecordedMaintenance {
 enum Input {
     Begin(Pace),
     Take(Work<()>),
-    FlashWritten(ShardIo, bool),
-    PageLoaded(ShardIo, bool),
+    FlashWritten(ShardIo, Result<(), FlashError>),
+    PageLoaded(ShardIo, Result<(), FlashError>),
     Ended,
     StoreFlushed(VolumeId, u64, bool),
     ForgetStore(VolumeId),
@@ -429,10 +437,8 @@ impl Input {
         Ok(match tag {
             BEGIN => Input::Begin(take_pace(c)?),
             TAKE => Input::Take(take_work(c, regions)?),
-            FLASH_WRITTEN => {
-                Input::FlashWritten(shard_io(c)?, take_yes(c, "whether it was written")?)
-            }
-            PAGE_LOADED => Input::PageLoaded(shard_io(c)?, take_yes(c, "whether it was read")?),
+            FLASH_WRITTEN => Input::FlashWritten(shard_io(c)?, take_end(c)?),
+            PAGE_LOADED => Input::PageLoaded(shard_io(c)?, take_end(c)?),
             ENDED => Input::Ended,
             STORE_FLUSHED => {
                 let (store, number) = (volume(c)?, c.varint("number of a flush")?);
@@ -463,9 +469,11 @@ impl Input {
                 asks.len(),
                 ranges.len()
             ),
-            Input::FlashWritten(io, done) => format!("{} {}: a fill or a copy", of(io), how(*done)),
-            Input::PageLoaded(io, done) => {
-                format!("{} {}: a page of the table", of(io), how(*done))
+            Input::FlashWritten(io, ended) => {
+                format!("{} {}: a fill or a copy", of(io), end_words(ended))
+            }
+            Input::PageLoaded(io, ended) => {
+                format!("{} {}: a page of the table", of(io), end_words(ended))
             }
             Input::Ended => "an I/O has ended".to_owned(),
             Input::StoreFlushed(store, number, done) => {
@@ -536,18 +544,19 @@ impl ReplayedMaintenance {
         let told = || Told { numbers: &numbers, number: 0, answers, answer: &answer, layout };
         let (mut world, mut device) = (told(), told());
         let s = &mut Noting { inner: &mut world, heard: &heard, layout };
-        let i = &mut Noting { inner: &mut device, heard: &heard, layout };
+        // A replay writes nothing.
+        let noting = Noting { inner: &mut device, heard: &heard, layout };
+        let i = &mut Charged::new(noting, Limits::default(), now);
         let f = &mut NotingFx { inner: &mut Nothing, heard: &heard };
         let m = &mut self.machine;
-        let done = |done: bool| if done { Ok(()) } else { Err(IoFailed) };
         match input {
             Input::Begin(pace) => *m = machine(pace, &self.superblock, self.quiet),
             Input::Take(work) => m.take(now, work, s, i, f),
-            Input::FlashWritten(io, ok) => {
-                m.flash_written(now, s, io, done(ok).map(|()| &[][..]));
+            Input::FlashWritten(io, ended) => {
+                m.flash_written(now, s, io, ended.map(|()| &[][..]));
             }
-            Input::PageLoaded(io, ok) => {
-                m.page_loaded(now, s, io, done(ok).map(|()| &[][..]));
+            Input::PageLoaded(io, ended) => {
+                m.page_loaded(now, s, io, ended.map(|()| &[][..]));
             }
             Input::Ended => m.ended(),
             Input::StoreFlushed(store, number, ok) => m.store_flushed(now, store, number, ok),

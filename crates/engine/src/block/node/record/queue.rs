@@ -18,12 +18,14 @@ use larder_format::recording::bytes::put;
 use larder_format::recording::{BadRecord, Cursor};
 
 use crate::block::address::Placing;
-use crate::block::api::{IoFailed, LineId, Sum};
+use crate::block::api::{LineId, Sum};
 use crate::block::node::event::{Effects, Host, JobId, Op, ShardIo, Submit};
+use crate::block::node::failing::FlashError;
 use crate::block::node::limits::Limits;
 use crate::block::node::queue::{Config, Node, Queue};
 use crate::block::node::quiet::{Changes, QUIET};
 use crate::block::node::readahead::FURTHEST as FURTHEST_AHEAD;
+use crate::block::node::record::{end_code, end_words, take_end};
 use crate::block::record::digest::{Answers, Digest};
 use crate::block::record::tape::unknown;
 use crate::block::record::{
@@ -128,10 +130,10 @@ macro_rules! told {
     }};
 }
 
-fn put_io(out: &mut Vec<u8>, io: ShardIo, done: bool) {
+fn put_io<T>(out: &mut Vec<u8>, io: ShardIo, ended: &Result<T, FlashError>) {
     put(out, io.shard.into());
     put(out, io.io.0.into());
-    put(out, done.into());
+    put(out, end_code(ended));
 }
 
 impl<H: Host> RecordedQueue<H> {
@@ -178,10 +180,10 @@ impl<H: Host> RecordedQueue<H> {
         now: Nanos,
         io: ShardIo,
         line: LineId,
-        read: Result<(&[u32], H::Bytes), IoFailed>,
+        read: Result<(&[u32], H::Bytes), FlashError>,
     ) {
         let input = |out: &mut Vec<u8>| {
-            put_io(out, io, read.is_ok());
+            put_io(out, io, &read);
             put(out, line.0);
         };
         told!(self, FLASH_READ, now, node, input, |q, n| q.flash_read(n, now, io, line, read));
@@ -193,9 +195,9 @@ impl<H: Host> RecordedQueue<H> {
         node: &N,
         now: Nanos,
         io: ShardIo,
-        crcs: Result<&[u32], IoFailed>,
+        crcs: Result<&[u32], FlashError>,
     ) {
-        let input = |out: &mut Vec<u8>| put_io(out, io, crcs.is_ok());
+        let input = |out: &mut Vec<u8>| put_io(out, io, &crcs);
         told!(self, FLASH_WRITTEN, now, node, input, |q, n| q.flash_written(n, now, io, crcs));
     }
 
@@ -205,9 +207,9 @@ impl<H: Host> RecordedQueue<H> {
         node: &N,
         now: Nanos,
         io: ShardIo,
-        crcs: Result<(u32, u32), IoFailed>,
+        crcs: Result<(u32, u32), FlashError>,
     ) {
-        let input = |out: &mut Vec<u8>| put_io(out, io, crcs.is_ok());
+        let input = |out: &mut Vec<u8>| put_io(out, io, &crcs);
         told!(self, MERGED, now, node, input, |q, n| q.merged(n, now, io, crcs));
     }
 
@@ -217,9 +219,9 @@ impl<H: Host> RecordedQueue<H> {
         node: &N,
         now: Nanos,
         io: ShardIo,
-        slots: Result<&[Option<Sum>], IoFailed>,
+        slots: Result<&[Option<Sum>], FlashError>,
     ) {
-        let input = |out: &mut Vec<u8>| put_io(out, io, slots.is_ok());
+        let input = |out: &mut Vec<u8>| put_io(out, io, &slots);
         told!(self, PAGE_LOADED, now, node, input, |q, n| q.page_loaded(n, now, io, slots));
     }
 
@@ -302,10 +304,10 @@ impl<H: Host> RecordedQueue<H> {
 enum Input {
     Begin(Box<Queue<Replay>>, String),
     Submit(Submit<Replay>, u64),
-    FlashRead(ShardIo, LineId, Result<(), IoFailed>),
-    FlashWritten(ShardIo, Result<(), IoFailed>),
-    Merged(ShardIo, Result<(), IoFailed>),
-    PageLoaded(ShardIo, Result<(), IoFailed>),
+    FlashRead(ShardIo, LineId, Result<(), FlashError>),
+    FlashWritten(ShardIo, Result<(), FlashError>),
+    Merged(ShardIo, Result<(), FlashError>),
+    PageLoaded(ShardIo, Result<(), FlashError>),
     StoreRead(JobId, Result<(), ()>),
     StoreChanged(JobId, Result<(), ()>),
     TakeMail,
@@ -318,9 +320,8 @@ fn take_done(c: &mut Cursor<'_>) -> Result<bool, BadRecord> {
     Ok(c.at_most(1, "whether it was done")? == 1)
 }
 
-fn take_ended(c: &mut Cursor<'_>) -> Result<(ShardIo, Result<(), IoFailed>), BadRecord> {
-    let io = take_io(c)?;
-    Ok((io, if take_done(c)? { Ok(()) } else { Err(IoFailed) }))
+fn take_ended(c: &mut Cursor<'_>) -> Result<(ShardIo, Result<(), FlashError>), BadRecord> {
+    Ok((take_io(c)?, take_end(c)?))
 }
 
 fn take_job(c: &mut Cursor<'_>) -> Result<(JobId, Result<(), ()>), BadRecord> {
@@ -389,16 +390,16 @@ impl Input {
             Input::Begin(_, words) => words.clone(),
             Input::Submit(submit, _) => describe(&submit.op),
             Input::FlashRead(io, line, done) => {
-                format!("{} {}: a read of flash, of line {}", of(io), how(done.is_err()), line.0)
+                format!("{} {}: a read of flash, of line {}", of(io), end_words(done), line.0)
             }
             Input::FlashWritten(io, done) => {
-                format!("{} {}: a write of flash", of(io), how(done.is_err()))
+                format!("{} {}: a write of flash", of(io), end_words(done))
             }
             Input::Merged(io, done) => {
-                format!("{} {}: a write of a part of a line", of(io), how(done.is_err()))
+                format!("{} {}: a write of a part of a line", of(io), end_words(done))
             }
             Input::PageLoaded(io, done) => {
-                format!("{} {}: a page of the table", of(io), how(done.is_err()))
+                format!("{} {}: a page of the table", of(io), end_words(done))
             }
             Input::StoreRead(job, done) => {
                 format!("request {} {}: a read of a store", job.0, how(done.is_err()))

@@ -6,6 +6,7 @@ use larder_format::block::log::Held;
 use super::memory::HEADER_WORDS;
 use super::*;
 use crate::block::map::Replacement;
+use crate::block::node::limits::Limits;
 use crate::block::{GroupId, LogShards, MapRecord};
 use crate::block::{LineId, Sum};
 
@@ -114,7 +115,8 @@ fn begin(
         proves: Box::new(proves),
     };
     let left = Left { superblock: sb, voided: None, memory: &mut memory, words };
-    match start(left, &[comer], &setup, disk, &mut Note(false)) {
+    let mut io = Charged::new(disk, Limits::default(), Nanos::ZERO);
+    match start(left, &[comer], &setup, &mut io, &mut Note(false)) {
         Ok(Started::With(begun)) => (begun, memory),
         other => panic!("{other:?}"),
     }

@@ -11,6 +11,7 @@ use crate::block::api::{IoFailed, OpId, SlotId, Sum};
 use crate::block::log::LogShards;
 use crate::block::node::calls::{Copying, Fill, Load};
 use crate::block::node::event::ShardIo;
+use crate::block::node::failing::FlashError;
 use crate::block::node::maintenance::{Effects, Shards};
 use crate::block::paging::TableChange;
 use crate::block::record::digest::Digest;
@@ -136,6 +137,11 @@ impl<S: Shards> Shards for Noting<'_, S> {
         self.inner.page_loaded(now, io, slots);
     }
 
+    /// What has ended is in the record, and what follows comes with other work.
+    fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
+        self.inner.flash_ended(now, ended);
+    }
+
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
         let more = self.inner.sweep(shard, steps);
         let mut heard = self.heard.borrow_mut();
@@ -224,6 +230,8 @@ impl Shards for Told<'_> {
 
     fn page_loaded(&mut self, _: Nanos, _: ShardIo, _: Result<&[Option<Sum>], IoFailed>) {}
 
+    fn flash_ended(&mut self, _: Nanos, _: Result<(), FlashError>) {}
+
     fn sweep(&mut self, _: u32, _: u32) -> bool {
         self.answer()
     }
@@ -284,9 +292,14 @@ impl<B, E: Effects<B>> Effects<B> for NotingFx<'_, E> {
         self.inner.store_flush(store, number);
     }
 
-    fn bar(&mut self, superblock: &BlockSuperblock) {
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) {
         self.asked(&[44]);
-        self.inner.bar(superblock);
+        self.inner.note_given_up(superblock);
+    }
+
+    fn disown(&mut self) {
+        self.asked(&[46]);
+        self.inner.disown();
     }
 
     fn given_up(&mut self, why: &str) {
@@ -294,9 +307,9 @@ impl<B, E: Effects<B>> Effects<B> for NotingFx<'_, E> {
         self.inner.given_up(why);
     }
 
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
-        self.asked(&[46]);
-        self.inner.put_aside(superblock);
+    /// What the superblock says of volumes a replay does not know.
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        self.inner.identity(volume)
     }
 
     fn stopped(&mut self) {
@@ -318,7 +331,10 @@ impl Effects<()> for Nothing {
     fn copy(&mut self, _: Copying) {}
     fn load(&mut self, _: Load) {}
     fn store_flush(&mut self, _: VolumeId, _: u64) {}
-    fn bar(&mut self, _: &BlockSuperblock) {}
+    fn note_given_up(&mut self, _: &BlockSuperblock) {}
+    fn disown(&mut self) {}
     fn given_up(&mut self, _: &str) {}
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {}
+    fn identity(&mut self, _: &str) -> Option<[u8; 64]> {
+        None
+    }
 }

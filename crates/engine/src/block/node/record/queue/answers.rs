@@ -21,6 +21,7 @@ use crate::block::node::calls::{Calls, Mail, Message, Out, Questions, Shard};
 use crate::block::node::event::{
     Answer, Effects, Ended, Host, JobId, ShardIo, State, StoreOp, Volume, Why,
 };
+use crate::block::node::failing::FlashError;
 use crate::block::node::held::Held;
 use crate::block::node::limits::{Admits, Limits};
 use crate::block::node::queue::Node;
@@ -188,6 +189,8 @@ impl Node<Replay> for Recorded<'_, '_> {
 
     fn ask_bits(&self, _: OpId, _: u32, _: u32) {}
 
+    fn give_up(&self, _: Nanos, _: String) {}
+
     fn id(&self, _: &AVolume) -> VolumeId {
         VolumeId(self.value(|n| u32::try_from(n).ok()).unwrap_or(0))
     }
@@ -258,6 +261,8 @@ impl Node<Replay> for Recorded<'_, '_> {
     fn charge(&self, _: Nanos, _: u64) -> Option<BudgetState> {
         self.yes().then(BudgetState::default)
     }
+
+    fn flash_ended(&self, _: Nanos, _: Result<(), FlashError>) {}
 
     fn changing(&self, _: Nanos, _: RangeInclusive<u32>) {}
 

@@ -16,6 +16,7 @@ use super::codes::{kind_code, put_message, rule_code, state_code, verdict_code};
 use crate::block::api::{GroupId, LineId, Merge, OpId, Part, SlotId, Source, Verdict};
 use crate::block::node::calls::{Calls, Mail, Message, Out, Questions, Told};
 use crate::block::node::event::{Answer, Effects, Ended, Host, JobId, ShardIo, State, StoreOp};
+use crate::block::node::failing::FlashError;
 use crate::block::node::held::Held;
 use crate::block::node::limits::{Admits, Asks, Limits};
 use crate::block::node::queue::Node;
@@ -159,6 +160,15 @@ impl<H: Host, N: Node<H>> Node<H> for Noting<'_, N> {
         self.inner.ask_bits(op, first, last);
     }
 
+    /// What it follows from is told.
+    fn give_up(&self, now: Nanos, why: String) {
+        self.inner.give_up(now, why);
+    }
+
+    fn pauses(&self, pause: Nanos) {
+        self.inner.pauses(pause);
+    }
+
     fn id(&self, volume: &H::Volume) -> VolumeId {
         let id = self.inner.id(volume);
         self.heard(&[4], id.0.into());
@@ -257,6 +267,11 @@ impl<H: Host, N: Node<H>> Node<H> for Noting<'_, N> {
         let due = self.inner.charge(now, bytes);
         self.heard(&[18, now.0, bytes], due.is_some().into());
         due
+    }
+
+    /// How it ended is in the record, and what follows from it is no queue's decision.
+    fn flash_ended(&self, now: Nanos, ended: Result<(), FlashError>) {
+        self.inner.flash_ended(now, ended);
     }
 
     fn changing(&self, now: Nanos, regions: RangeInclusive<u32>) {
