@@ -2,7 +2,7 @@
 //!
 //! Random operations over a tiny DRAM and a tiny flash, with reads of flash that complete late and out of order, device
 //! faults, bit rot, and kills between any two stores followed by recovery: the node's own starts and stops, which are killed too, power
-//! cuts, and copies that are put back. Keys are chosen so that many share the tag
+//! cuts, runs without flash, files of what was in DRAM, and copies that are put back. Keys are chosen so that many share the tag
 //! and buckets of the flash index: what happens once in millions of keys in the field happens here all the time.
 //!
 //! What is checked: a hit returns exactly the latest acknowledged version (value, flags, CAS, expiry); a positive answer
@@ -12,6 +12,7 @@
 //!
 //! One seed replays one run: `LARDER_SEED=17 cargo test -p larder-engine --test kv_model`.
 
+mod dram;
 mod heads;
 mod model;
 mod starts;
@@ -94,6 +95,9 @@ fn every_planted_fault_is_caught_within_a_thousand_seeds() {
         CheckpointOfAnotherRun,
         SuperblockNotAwaited,
         SuperblockInPlace,
+        MemoryFileOfAnotherRun,
+        MemoryFileDescribedFirst,
+        DueFlushForgotten,
     ];
     let mut missed = Vec::new();
     for fault in all {
