@@ -212,9 +212,8 @@ impl MemoryFile {
         let Former::Claimed(claim, meta) = &self.former else { return };
         let last = last.map(RunFile::note);
         let known = claim.prove(last.as_ref().map_err(|why| why.as_str()), flash);
-        let known = known.and_then(|proved| {
-            Ok((proved, self.open(meta, largest).map_err(|e| e.to_string())?))
-        });
+        let known = known
+            .and_then(|proved| Ok((proved, self.open(meta, largest).map_err(|e| e.to_string())?)));
         self.former = match known {
             Ok((proved, reader)) => Former::Proved(proved, Box::new(reader)),
             Err(why) => Former::Unusable(why),

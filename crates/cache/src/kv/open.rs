@@ -752,8 +752,13 @@ fn store(
                 node.record(shard, tape);
             }
         }
-        if let (Some(_), Some(tape)) = (&flash, recorder.tape(node.shards())) {
-            maintenance.record(tape);
+        let stream = setup.maintenance_stream();
+        if let Some(own) = recorder.machine_tape(stream) {
+            let log = flash.as_ref().and_then(|_| recorder.tape(node.shards()));
+            maintenance.record(log, own);
+        }
+        if let Some(tape) = recorder.machine_tape(stream + 1) {
+            node.record_applications(tape);
         }
     }
     Core {

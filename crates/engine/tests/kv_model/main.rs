@@ -22,7 +22,7 @@ use world::{Options, World};
 
 /// Seeds of the ordinary run.
 const SEEDS: u64 = 2_000;
-const STEPS: u32 = 600;
+const STEPS: u32 = 700;
 
 fn run(seed: u64, options: Options) -> Result<(), String> {
     let mut world = World::new(seed, options);

@@ -98,7 +98,7 @@ impl Machine {
             is_new: true,
             buckets,
             was_cold: false,
-            births: seed % 5 != 0,
+            births: seed % 10 != 0,
             files: 0,
             memory: MemoryFiles::default(),
             keeper: None,
@@ -401,6 +401,7 @@ impl Kept {
 /// What a run is built from.
 fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>>) -> RunSetup {
     RunSetup {
+        kv: RunSetup::VERSION,
         larder: String::new(),
         uuid: String::new(),
         hash_key: superblock.hash_key.0,

@@ -340,6 +340,10 @@ pub(crate) struct World {
     waiting: VecDeque<Waiting>,
     verifying: VecDeque<Verifying>,
     policy: &'static str,
+    /// Some runs are without flash. In most worlds none is: each makes the flash cold.
+    knows_no_flash: bool,
+    /// The run that is under way is.
+    alone: bool,
     seen: Seen,
     transcript: Vec<String>,
     /// Validate after every step and show the whole run on failure: for looking into one seed.
@@ -414,6 +418,8 @@ impl World {
             waiting: VecDeque::new(),
             verifying: VecDeque::new(),
             policy,
+            knows_no_flash: seed % 4 == 1,
+            alone: false,
             seen: Seen::default(),
             transcript: Vec::new(),
             paranoid: std::env::var("LARDER_PARANOID").is_ok(),
@@ -460,8 +466,8 @@ impl World {
         match self.rng.below(1000) {
             0..620 => self.request()?,
             620..780 => self.complete()?,
-            780..817 => self.verify_one(),
-            817..820 => self.stop_and_start()?,
+            780..815 => self.verify_one(),
+            815..820 => self.stop_and_start()?,
             820..960 => {
                 let World { node, maintenance, disk, machine, wanted, now, .. } = self;
                 let io = &mut Io { disk, names: &mut machine.directory.names };
@@ -973,7 +979,10 @@ impl World {
         self.verifying.clear();
         let ((node, maintenance, kept), warmth, described) = loop {
             let World { machine, policy, now, rng, options, .. } = self;
-            let (named, alone) = (rng.chance(0.8), rng.chance(0.15));
+            // One without flash is often followed by another.
+            let often = if self.alone { 0.6 } else { 0.2 };
+            let (named, alone) = (rng.chance(0.8), self.knows_no_flash && rng.chance(often));
+            self.alone = alone;
             let described = named && machine.memory.is_described();
             let begun = || {
                 if alone {

@@ -33,9 +33,7 @@ use crate::dram::ObjectMemory;
 use crate::index::FlashIndex;
 use crate::kv::log::SegmentTable;
 use crate::kv::planted::Planted;
-pub use dram::{
-    Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names, void,
-};
+pub use dram::{Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names, void};
 pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, UsedFlash, take_directory};
 pub use superblocks::{Heads, Superblocks};
 

@@ -81,7 +81,9 @@ impl Claim {
         };
         let another = last.run != meta.run || on_flash != meta.run;
         if another && !self.planted(Planted::MemoryFileOfAnotherRun) {
-            return Err("another run has answered for the same keys since it was written".to_owned());
+            return Err(
+                "another run has answered for the same keys since it was written".to_owned()
+            );
         }
         if uuid != meta.flash {
             return Err("it was written beside another flash, or none".to_owned());
