@@ -15,6 +15,7 @@
 mod dram;
 mod heads;
 mod model;
+mod seen;
 mod starts;
 mod world;
 
@@ -41,7 +42,7 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[test]
 fn two_thousand_seeds() {
-    let mut seen = world::Seen::default();
+    let mut seen = seen::Seen::default();
     for seed in seeds() {
         let mut world = World::new(seed, Options::default());
         let result = (0..STEPS).try_for_each(|_| world.step()).and_then(|()| world.finish());

@@ -98,7 +98,7 @@ impl Machine {
             is_new: true,
             buckets,
             was_cold: false,
-            births: seed % 10 != 0,
+            births: !seed.is_multiple_of(10),
             files: 0,
             memory: MemoryFiles::default(),
             keeper: None,

@@ -322,3 +322,133 @@ impl DramKeeper {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::runs::{NoteFile, UsedFlash};
+    use super::*;
+    use larder_base::{HashKey, Nanos};
+    use larder_format::Geometry;
+
+    const RUN: u64 = 7;
+
+    fn flash(run: u64) -> Superblock {
+        let bytes = larder_format::geometry::SEGMENTS_AT + (64 << 20);
+        let geometry = Geometry::with_segment(bytes, 1 << 20).unwrap();
+        let first = Superblock::format(Uuid([3; 16]), HashKey([1; 16]), geometry, UnixSecs(1));
+        first.start(5, run)
+    }
+
+    fn note(run: u64, flash: Option<&Superblock>) -> RunNote {
+        let used = |s: &Superblock| UsedFlash { uuid: s.uuid.to_string(), path: "f".to_owned() };
+        let written_in = NoteFile { inode: 1, born: 1 };
+        RunNote { run, written_in, flash: flash.map(used), keeps_memory: true }
+    }
+
+    fn meta(flash: Uuid) -> Meta {
+        Meta {
+            id: [9; 16],
+            run: RUN,
+            cas_base: 100,
+            flash,
+            written: 1_000,
+            flush_at: 0,
+            flushed_at: 900,
+            objects: 1,
+            bytes: 1,
+        }
+    }
+
+    /// Why the file is not believed.
+    fn why(meta: Meta, note: &RunNote, flash: Option<&Superblock>) -> String {
+        let flash = flash.map(|superblock| FlashFound { superblock, formatted: false });
+        Claim::new(meta).prove(Ok(note), flash).map(|_| ()).unwrap_err()
+    }
+
+    #[test]
+    fn a_memory_file_is_of_the_run_that_directory_and_flash_name() {
+        let (last, other) = (flash(RUN), flash(8));
+        let found = FlashFound { superblock: &last, formatted: false };
+        let beside = meta(last.uuid);
+        let proved = Claim::new(beside).prove(Ok(&note(RUN, Some(&last))), Some(found)).unwrap();
+        assert_eq!((proved.latest(), proved.least_cas()), (UnixSecs(1_000), 100 + (1 << 48)));
+        assert!(Claim::new(meta(NO_FLASH)).prove(Ok(&note(RUN, None)), None).is_ok());
+        let another = "another run has answered";
+        assert!(why(beside, &note(8, Some(&last)), Some(&last)).contains(another));
+        assert!(why(beside, &note(RUN, Some(&other)), Some(&other)).contains(another));
+        assert!(why(meta(NO_FLASH), &note(8, None), None).contains(another));
+        // With flash in between, or without.
+        assert!(why(beside, &note(RUN, None), Some(&last)).contains("a run without flash"));
+        assert!(why(beside, &note(RUN, Some(&last)), None).contains("beside another flash"));
+        assert!(why(meta(NO_FLASH), &note(RUN, Some(&last)), Some(&last)).contains("or none"));
+        // A directory that may be a copy, one of which nothing is known, and a flash that was formatted.
+        let mut copy = note(RUN, Some(&last));
+        copy.written_in.born = 0;
+        assert_eq!(why(beside, &copy, Some(&last)), NO_BIRTHS);
+        assert!(Claim::new(beside).prove(Err("new"), Some(found)).is_err());
+        let formatted = FlashFound { formatted: true, ..found };
+        assert!(Claim::new(beside).prove(Ok(&note(RUN, Some(&last))), Some(formatted)).is_err());
+    }
+
+    #[test]
+    fn what_was_flushed_meanwhile_does_not_come_back() {
+        let at = |wall| Now { mono: Nanos::ZERO, wall: UnixSecs(wall) };
+        let proved = |flush_at| {
+            let meta = Meta { flush_at, ..meta(NO_FLASH) };
+            Claim::new(meta).prove(Ok(&note(RUN, None)), None).unwrap()
+        };
+        let objects = |away, flush_at: Option<u32>| ComeBack::Objects {
+            away,
+            flush_at: flush_at.map(UnixSecs),
+            flushed_at: UnixSecs(900),
+        };
+        assert_eq!(proved(0).come_back(at(1_002)), objects(2_000, None));
+        assert_eq!(proved(1_003).come_back(at(1_002)), objects(2_000, Some(1_003)));
+        assert_eq!(proved(1_002).come_back(at(1_002)), ComeBack::Flushed(UnixSecs(1_002)));
+        // A clock that was set back makes nothing younger.
+        assert_eq!(proved(0).come_back(at(10)), objects(0, None));
+    }
+
+    #[derive(Default)]
+    struct Steps {
+        made: Vec<&'static str>,
+        fails: bool,
+    }
+
+    impl KeepIo for Steps {
+        type Error = ();
+        fn write_objects(&mut self, _: [u8; 16]) -> Result<(u64, u64), ()> {
+            self.made.push("objects");
+            if self.fails { Err(()) } else { Ok((4, 50)) }
+        }
+        fn describe(&mut self, meta: &Meta) -> Result<(), ()> {
+            assert_eq!((meta.objects, meta.bytes, meta.run), (4, 50, RUN));
+            self.made.push("description");
+            Ok(())
+        }
+        fn discard(&mut self) {
+            self.made.push("nothing");
+        }
+    }
+
+    #[test]
+    fn a_file_is_described_when_it_is_whole() {
+        let keeper = DramKeeper::new(RUN, 0, None);
+        let keep = |io: &mut Steps| keeper.keep(Now::default(), [1; 16], None, UnixSecs(0), io);
+        let mut io = Steps::default();
+        assert_eq!(keep(&mut io), Ok((4, 50)));
+        assert_eq!(io.made, ["objects", "description"]);
+        let mut io = Steps { fails: true, ..Steps::default() };
+        assert_eq!(keep(&mut io), Err(()));
+        assert_eq!(io.made, ["objects", "nothing"]);
+    }
+
+    #[test]
+    fn names_have_room_beside_those_that_are_known() {
+        let many: Vec<Vec<u8>> = (0..300u32).map(|i| i.to_string().into_bytes()).collect();
+        let names = || many.iter().map(Vec::as_slice);
+        assert_eq!(new_names(names(), &many[..2], 38).len(), 200);
+        assert_eq!(new_names(names().take(3), &many[..2], 0), [b"2"]);
+        assert!(new_names(names(), &[], 999).is_empty());
+    }
+}
