@@ -9,10 +9,14 @@ use larder_engine::block::map::Making;
 use larder_engine::block::node::record::{ReplayedMaintenance, ReplayedQueue};
 use larder_engine::block::record::{BlockRunSetup, StreamReader, RecordedAdmission, VolumeSetup};
 use larder_engine::block::{BlockConfig, BlockLimits, Regions, WriteMode};
-use larder_engine::kv::record::{Clocks, decode};
+use larder_engine::kv::node::{ReplayedApplications, ReplayedMaintenance as ReplayedSchedule};
+use larder_engine::kv::record::{
+    AppsSetup, Clocks, MachineReader, RunSetup, ShardSeed, ShardSetup, decode,
+};
 use larder_format::recording::Cursor;
 use larder_format::Uuid;
 use larder_format::block::{BlockSuperblock, Layout};
+use larder_policy::admission::AdmissionConfig;
 use larder_sim::replay::{RecordFile, replay, replay_block};
 use libfuzzer_sys::fuzz_target;
 
@@ -34,6 +38,39 @@ fn block_setup() -> &'static BlockRunSetup {
     })
 }
 
+/// A key-value cache in DRAM alone: a stream says itself whether there is flash.
+fn kv_setup() -> RunSetup {
+    RunSetup {
+        kv: RunSetup::VERSION,
+        larder: String::new(),
+        uuid: String::new(),
+        hash_key: [1; 16],
+        salt: 0,
+        segments: 0,
+        segment_bytes: 4096,
+        shard: ShardSetup {
+            arena_bytes: 64 << 10,
+            max_object: 1 << 10,
+            no_eviction: false,
+            clock_increment: false,
+            clock_max: 3,
+            free_low: 0,
+            free_high: 0,
+            flash_min_record: 0,
+            access_times: 64,
+            buckets: 1,
+            admission_memory: 64 << 10,
+            objects: 64,
+            share_bits: 0.5f64.to_bits(),
+            budget_rate_bits: None,
+        },
+        shards: vec![ShardSeed { cas_base: 0, seed: 1 }; 4],
+        admission: AdmissionConfig::default(),
+        applications: AppsSetup::default(),
+        log: None,
+    }
+}
+
 fuzz_target!(|data: &[u8]| {
     let (hasher, filler) = (KeyHasher::new(HashKey([1; 16])), [0; 256]);
     let (mut cursor, mut clocks) = (Cursor::new(data), Clocks::default());
@@ -50,7 +87,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let Some((&which, records)) = data.split_first() else { return };
     let (setup, mut reader) = (block_setup(), StreamReader::new(records));
-    match which % 7 {
+    match which % 9 {
         0 => {
             let mut shard = setup.build_shard(0).expect("a shard");
             while reader.position() < records.len() && shard.replay(&mut reader).is_ok() {}
@@ -75,6 +112,16 @@ fuzz_target!(|data: &[u8]| {
         5 => {
             let mut machine = ReplayedMaintenance::of(setup).expect("maintenance");
             while reader.position() < records.len() && machine.replay(&mut reader).is_ok() {}
+        }
+        6 => {
+            let mut machine = ReplayedSchedule::of(&kv_setup());
+            let mut reader = MachineReader::new(records);
+            while reader.position() < records.len() && machine.replay(&mut reader).is_ok() {}
+        }
+        7 => {
+            let mut names = ReplayedApplications::of(&kv_setup()).expect("applications");
+            let mut reader = MachineReader::new(records);
+            while reader.position() < records.len() && names.replay(&mut reader).is_ok() {}
         }
         _ => {
             let mut admission = setup.build_admission(0).expect("admission");

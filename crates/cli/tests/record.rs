@@ -118,10 +118,15 @@ fn what_is_recorded_under_load_is_decided_again() {
     assert!(setup["segments"].as_u64().unwrap() > 1 && setup.get("hash_key").is_none(), "{setup}");
     assert_eq!(record.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
-    // One decision flipped, in a shard and in the log: that record's number, and exit code 1.
+    // The report has every stream.
+    let streams = report["streams"].as_array().unwrap();
+    let names: Vec<&str> = streams.iter().map(|stream| stream[0].as_str().unwrap()).collect();
+    assert!(names.ends_with(&["log", "maintenance", "applications"]), "{names:?}");
+
+    // One decision flipped, in a shard, in the log and in maintenance: that record's number, and exit code 1.
     let opened = RecordFile::<_>::open(File::open(&record).unwrap()).unwrap();
-    let log_stream = opened.streams() - 1;
-    for stream in [0, log_stream] {
+    let maintenance = opened.setup().maintenance_stream();
+    for stream in [0, maintenance - 1, maintenance] {
         let number = opened.records_of(stream) * 2 / 3;
         let flipped = site.dir.path().join(format!("flipped-{stream}.rec"));
         std::fs::copy(&record, &flipped).unwrap();

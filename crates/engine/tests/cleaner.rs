@@ -63,6 +63,7 @@ struct One {
 impl One {
     fn new() -> One {
         let setup = RunSetup {
+            kv: RunSetup::VERSION,
             larder: String::new(),
             uuid: String::new(),
             hash_key: [3; 16],

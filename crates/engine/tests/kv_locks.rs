@@ -251,6 +251,7 @@ impl Client {
 
 fn setup() -> RunSetup {
     RunSetup {
+        kv: RunSetup::VERSION,
         larder: String::new(),
         uuid: String::new(),
         hash_key: [9; 16],

@@ -39,6 +39,7 @@ impl ChunkSink for Drain {
 
 fn setup() -> RunSetup {
     RunSetup {
+        kv: RunSetup::VERSION,
         larder: "cost".to_owned(),
         uuid: String::new(),
         hash_key: [1; 16],

@@ -170,8 +170,8 @@ impl From<SetupError> for CacheError {
             SetupError::Budget(e) => e.into(),
             SetupError::Application(e) => e.into(),
             SetupError::Index(e) => e.into(),
-            // Numbers that the plan has checked.
-            SetupError::Value { .. } => {
+            // Numbers that the plan has checked, and the version that this program writes.
+            SetupError::Value { .. } | SetupError::Version(_) => {
                 CacheError::System { what: "divide the memory", source: std::io::Error::other(e) }
             }
         }

@@ -4,13 +4,13 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use larder_engine::kv::node::Plan;
-use larder_engine::kv::node::start::{self, DivisionError};
+use larder_engine::kv::node::start::{self, DivisionError, NO_BIRTHS, TakeIo, UsedFlash};
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, SHARED_DIR, SharedDir, maps};
 
 use super::memory_file::MemoryFile;
 use super::open::{DATA_DIR_VERSION, need, random_run};
-use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
+use super::run::{self, FlashOfRun, RunFile};
 use super::warm::{Region, remove_checkpoint};
 use super::{CacheConfig, CacheError};
 
@@ -168,21 +168,43 @@ fn forsake(dir: DataDir) -> Result<Forsaken, CacheError> {
     Ok(Forsaken { lock: Some(dir.into_shared().map_err(served)?), warnings })
 }
 
+/// A data directory that a run without flash takes.
+struct Taking<'a> {
+    dir: &'a DataDir,
+    file: Option<String>,
+    /// Whether a memory file of this run will be believed.
+    believed: bool,
+}
+
+impl TakeIo for Taking<'_> {
+    type Error = CacheError;
+
+    fn write_run(&mut self, run: u64) -> Result<(), CacheError> {
+        self.believed = run::write(self.dir, run, None, self.file.take())?;
+        Ok(())
+    }
+    fn remove_checkpoint(&mut self) -> Result<(), CacheError> {
+        Ok(remove_checkpoint(self.dir)?)
+    }
+    fn release_memory(&mut self, flash: &UsedFlash) {
+        Region::forget(&flash.uuid);
+    }
+}
+
 /// The directory is that of `run`, which has no flash, and this file of what is in DRAM. What the operator should know.
 pub(super) fn take_directory(
     dir: &DataDir,
     run: u64,
     file: Option<&MemoryFile>,
 ) -> Result<Vec<String>, CacheError> {
-    let last = run::last_that_keeps(dir.path()).ok().flatten();
-    let believed = run::write(dir, run, None, file.map(MemoryFile::name))?;
-    remove_checkpoint(dir)?;
+    let former = run::last_that_keeps(dir.path()).ok().flatten().map(|last| last.note());
+    let mut taking = Taking { dir, file: file.map(MemoryFile::name), believed: false };
+    let outdated = start::take_directory(former.as_ref(), run, &mut taking)?;
     let mut warnings = Vec::new();
-    if file.is_some() && !believed {
+    if file.is_some() && !taking.believed {
         warnings.push(format!("{NO_BIRTHS}: what is in DRAM is not put back from a file there"));
     }
-    if let Some(flash) = last.and_then(|last| last.flash) {
-        Region::forget(&flash.uuid);
+    if let Some(flash) = outdated {
         warnings.push(format!(
             "this run is without flash: what flash '{}' holds may be outdated by what is stored and deleted now, so the next \
              start with it is cold; a run that shall not do that is given a --data-dir of its own (this one's is '{}')",

@@ -1,10 +1,7 @@
 //! `-e FILE`: what is in DRAM outlives a stop in good order.
 //!
-//! A stop writes the objects into FILE, makes it durable, and only then writes FILE.meta, which says whose it is: the run, the
-//! flash, and a random number that FILE bears too. The next start puts the objects back if no run has answered for these keys
-//! in between: the data directory (and the superblock, where there is flash) must name the very run that wrote FILE. Then the start
-//! draws a number of its own, and with that FILE can never be used again, whatever is copied, put back or killed. FILE.meta
-//! is removed and FILE emptied before the first request, too.
+//! A stop writes the objects into FILE, and describes it in FILE.meta. Which of them a start believes, and in which order they are
+//! written, the engine decides ([`Claim`], [`DramKeeper`]): here are the files.
 //!
 //! What is found damaged ends the reading. What came before it was checked, and is kept.
 
@@ -21,6 +18,9 @@ use larder_base::lock::Threads;
 use larder_base::{AppId, ByteSize, Expiry, Now, UnixSecs};
 use larder_engine::kv::Saved;
 use larder_engine::kv::node::Node;
+use larder_engine::kv::node::start::{
+    self, Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names,
+};
 use larder_format::Uuid;
 use larder_format::memory_file::{
     MAGIC, META_LEN, MemoryFileError, MemoryFileReader, MemoryFileWriter, Meta, Next, Object,
@@ -28,14 +28,12 @@ use larder_format::memory_file::{
 use larder_policy::application::Applications;
 use larder_runtime::{Clock, DataDir, Refused, lock_exclusive};
 
-use super::run::{NO_BIRTHS, RunFile};
+use super::run::RunFile;
 use super::warm::{Progress, Watched};
 use super::{CacheError, Core};
 
 /// Bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
-/// Of so many applications the names are restored. The rest of the numbers is for those of the configuration.
-const MOST_NAMES: usize = 240;
 /// Objects between two looks at the time, and at whether it is to end.
 const LOOK: u64 = 1 << 6;
 
@@ -59,9 +57,9 @@ enum Former {
     /// Something that cannot be used, and why.
     Unusable(String),
     /// What has yet to be proved to be of the last run.
-    Claimed(Meta),
+    Claimed(Claim, Meta),
     /// The last run's.
-    Proved(Meta, Box<MemoryFileReader<BufReader<File>>>),
+    Proved(Proved, Box<MemoryFileReader<BufReader<File>>>),
 }
 
 /// What loading came to.
@@ -71,8 +69,8 @@ pub(super) struct Loaded {
     pub(super) note: Option<String>,
     /// The same, for what the operator should know.
     pub(super) warning: Option<String>,
-    /// When everything was last flushed.
-    pub(super) flushed_at: u32,
+    /// When everything was last flushed; 0 for never.
+    pub(super) flushed_at: UnixSecs,
 }
 
 fn meta_path(path: &Path) -> PathBuf {
@@ -155,7 +153,7 @@ impl MemoryFile {
             .map_err(|e| refused(&meta, format!("{e}: name another file with -e")))?;
         let former = match described.as_deref().map(Meta::decode) {
             None => Former::None,
-            Some(Ok(meta)) => Former::Claimed(meta),
+            Some(Ok(meta)) => Former::Claimed(Claim::new(meta), meta),
             Some(Err(MemoryFileError::Foreign)) => {
                 let what = if described.is_some_and(|d| d.is_empty()) {
                     "is empty"
@@ -204,30 +202,20 @@ impl MemoryFile {
         Ok(MemoryFile { path: path.to_owned(), made: begins.is_none(), former, lock })
     }
 
-    /// Decides whether what is there can be believed: `last` is the run that the data directory names, `flash` the flash of this
-    /// start and the run that its superblock names.
+    /// Whether what is there can be believed, by the last run that the data directory names and by the flash of this start; opens it.
     pub(super) fn prove(
         &mut self,
         last: Result<&RunFile, &String>,
-        flash: Option<(Uuid, u64)>,
+        flash: Option<FlashFound<'_>>,
         largest: u32,
     ) {
-        let Former::Claimed(meta) = self.former else { return };
-        let (uuid, flash_run) = flash.map_or((Uuid([0; 16]), meta.run), |flash| flash);
-        let known = match last {
-            Err(why) => Err(why.clone()),
-            Ok(last) if last.run != meta.run || flash_run != meta.run => {
-                Err("another run has answered for the same keys since it was written".to_owned())
-            }
-            Ok(_) if uuid != meta.flash => {
-                Err("it was written beside another flash, or none".to_owned())
-            }
-            // The file and the directory may have been put back together.
-            Ok(last) if last.last_run().proves_checkpoint.is_err() => Err(NO_BIRTHS.to_owned()),
-            Ok(_) => self.open(&meta, largest).map_err(|e| e.to_string()),
-        };
+        let Former::Claimed(claim, meta) = &self.former else { return };
+        let last = last.map(RunFile::note);
+        let known = claim.prove(last.as_ref().map_err(|why| why.as_str()), flash);
+        let known = known
+            .and_then(|proved| Ok((proved, self.open(meta, largest).map_err(|e| e.to_string())?)));
         self.former = match known {
-            Ok(reader) => Former::Proved(meta, Box::new(reader)),
+            Ok((proved, reader)) => Former::Proved(proved, Box::new(reader)),
             Err(why) => Former::Unusable(why),
         };
     }
@@ -244,15 +232,13 @@ impl MemoryFile {
     /// The applications of which there are objects, as far as there are numbers beside those of `known` and of `shares` more.
     pub(super) fn new_names(&self, known: &[Vec<u8>], shares: usize) -> Vec<Vec<u8>> {
         let Former::Proved(_, reader) = &self.former else { return Vec::new() };
-        let room = MOST_NAMES.saturating_sub(known.len() + shares);
-        let new = reader.names().filter(|name| !known.iter().any(|k| k == name));
-        new.take(room).map(<[u8]>::to_vec).collect()
+        new_names(reader.names(), known, shares)
     }
 
     /// The least number at which the CAS of this start may begin: above all that the last run has given out.
     pub(super) fn least_cas(&self) -> u64 {
         match &self.former {
-            Former::Proved(meta, _) => meta.cas_base.saturating_add(1 << 48),
+            Former::Proved(proved, _) => proved.least_cas(),
             _ => 0,
         }
     }
@@ -260,7 +246,7 @@ impl MemoryFile {
     /// The latest time that the run has seen whose objects will be put back.
     pub(super) fn latest(&self) -> Option<UnixSecs> {
         match &self.former {
-            Former::Proved(meta, _) => Some(UnixSecs(meta.written.min(u64::from(u32::MAX)) as u32)),
+            Former::Proved(proved, _) => Some(proved.latest()),
             _ => None,
         }
     }
@@ -275,8 +261,8 @@ impl MemoryFile {
     ) -> Loaded {
         let name = format!("memory-file '{}'", self.path.display());
         let cold = |why: &str| format!("DRAM is cold: {name}: {why}");
-        let (meta, reader) = match std::mem::replace(&mut self.former, Former::None) {
-            Former::None | Former::Claimed(_) => {
+        let (proved, reader) = match std::mem::replace(&mut self.former, Former::None) {
+            Former::None | Former::Claimed(..) => {
                 return Loaded {
                     note: Some(cold("no clean stop has left anything there")),
                     ..Loaded::default()
@@ -285,20 +271,23 @@ impl MemoryFile {
             Former::Unusable(why) => {
                 return Loaded { warning: Some(cold(&why)), ..Loaded::default() };
             }
-            Former::Proved(meta, reader) => (meta, reader),
+            Former::Proved(proved, reader) => (proved, reader),
         };
         let (began, now) = (Instant::now(), clock.now());
-        if meta.flush_at != 0 && meta.flush_at <= u64::from(now.wall.0) {
-            let note = cold("a flush that a client had announced has come due");
-            return Loaded { note: Some(note), flushed_at: meta.flush_at as u32, warning: None };
-        }
-        let mut load =
-            Load { node, now, away: away(now, &meta), offered: 0, expired: 0, too_large: 0 };
+        let meta = *proved.meta();
+        let (away, flush_at, flushed_at) = match proved.come_back(now) {
+            ComeBack::Flushed(flushed_at) => {
+                let note = Some(cold("a flush that a client had announced has come due"));
+                return Loaded { note, flushed_at, warning: None };
+            }
+            ComeBack::Objects { away, flush_at, flushed_at } => (away, flush_at, flushed_at),
+        };
+        let mut load = Load { node, now, away, offered: 0, expired: 0, too_large: 0 };
         let names: Vec<&[u8]> = reader.names().collect();
         let ids = applications.restore(names);
         let ended = load.run(*reader, &ids, &meta, hurry);
-        if meta.flush_at != 0 {
-            node.announce_flush(now, UnixSecs(meta.flush_at as u32));
+        if let Some(at) = flush_at {
+            node.announce_flush(now, at);
         }
         let (there, bytes) = node.in_dram();
         let mut said = format!(
@@ -317,7 +306,6 @@ impl MemoryFile {
         if let Err(why) = &ended {
             said.push_str(&format!("; the rest is lost: {why}"));
         }
-        let flushed_at = meta.flushed_at.min(u64::from(u32::MAX)) as u32;
         if unfit > 0 || ended.is_err() {
             Loaded { warning: Some(said), note: None, flushed_at }
         } else {
@@ -325,18 +313,9 @@ impl MemoryFile {
         }
     }
 
-    /// The run owns the files: what was in them is void, and a kill from here on leaves nothing to be put back. Says what went
-    /// wrong, if anything did; the number of the run keeps it from being used all the same.
+    /// The run owns the files: what was in them is void. Says what went wrong, if anything did.
     pub(super) fn void(&self) -> Result<(), String> {
-        let meta = meta_path(&self.path);
-        let removed = match std::fs::remove_file(&meta) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-            Err(e) => Err(e),
-            Ok(()) => File::open(parent(&meta)).and_then(|dir| dir.sync_all()),
-        };
-        let emptied =
-            removed.and_then(|()| OpenOptions::new().write(true).open(&self.path)?.set_len(0));
-        emptied.map_err(|e| {
+        start::void(&mut Voiding(&self.path)).map_err(|e| {
             format!(
                 "memory-file '{}': what was read stays there, though nothing can use it: {e}",
                 self.path.display()
@@ -352,8 +331,8 @@ impl MemoryFile {
         flash: Option<Uuid>,
         dir: Option<DataDir>,
     ) -> Keeper {
-        let flash = flash.unwrap_or(Uuid([0; 16]));
-        Keeper { path: self.path, run, cas_base, flash, _lock: self.lock, _dir: dir }
+        let keeper = DramKeeper::new(run, cas_base, flash);
+        Keeper { path: self.path, keeper, _lock: self.lock, _dir: dir }
     }
 
     /// As the run file names it.
@@ -362,10 +341,23 @@ impl MemoryFile {
     }
 }
 
-/// Milliseconds since the file was written.
-fn away(now: Now, meta: &Meta) -> u32 {
-    let seconds = u64::from(now.wall.0).saturating_sub(meta.written);
-    seconds.saturating_mul(1000).min(u64::from(u32::MAX)) as u32
+/// A memory file that becomes void.
+struct Voiding<'a>(&'a Path);
+
+impl VoidIo for Voiding<'_> {
+    type Error = io::Error;
+
+    fn remove_description(&mut self) -> io::Result<()> {
+        let meta = meta_path(self.0);
+        match std::fs::remove_file(&meta) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+            Ok(()) => File::open(parent(&meta)).and_then(|dir| dir.sync_all()),
+        }
+    }
+    fn empty(&mut self) -> io::Result<()> {
+        OpenOptions::new().write(true).open(self.0)?.set_len(0)
+    }
 }
 
 struct Load<'a> {
@@ -442,68 +434,43 @@ impl Load<'_> {
 /// What writes the file at a stop.
 pub(super) struct Keeper {
     path: PathBuf,
-    run: u64,
-    cas_base: u64,
-    flash: Uuid,
+    keeper: DramKeeper,
     /// Keeps FILE locked.
     _lock: File,
     /// Keeps the data directory locked.
     _dir: Option<DataDir>,
 }
 
-impl Keeper {
-    /// Writes FILE, then FILE.meta; the objects and bytes of FILE.
-    fn save(
-        &self,
-        node: &Node<Threads>,
-        names: &[Vec<u8>],
-        flushed_at: u32,
-        now: Now,
-        hurry: &AtomicBool,
-    ) -> Result<(u64, u64), String> {
-        let id: [u8; 16] = super::open::random().map_err(|e| e.to_string())?;
-        let flush_at = node.announced_flush(now).map_or(0, |at| u64::from(at.0));
-        let (objects, bytes) =
-            self.write(node, names, id, now, hurry).map_err(|e| e.to_string())?;
-        let meta = Meta {
-            id,
-            run: self.run,
-            cas_base: self.cas_base,
-            flash: self.flash,
-            written: u64::from(now.wall.0),
-            flush_at,
-            flushed_at: u64::from(flushed_at),
-            objects,
-            bytes,
-        };
-        let fresh = FreshFile::make(&meta_path(&self.path));
-        fresh.and_then(|file| file.take_place(&meta.encode())).map_err(|e| e.to_string())?;
-        Ok((objects, bytes))
-    }
+/// FILE as a stop writes it.
+struct Keeping<'a> {
+    path: &'a Path,
+    run: u64,
+    node: &'a Node<Threads>,
+    now: Now,
+    hurry: &'a AtomicBool,
+}
 
-    fn write(
-        &self,
-        node: &Node<Threads>,
-        names: &[Vec<u8>],
-        id: [u8; 16],
-        now: Now,
-        hurry: &AtomicBool,
-    ) -> io::Result<(u64, u64)> {
+impl KeepIo for Keeping<'_> {
+    type Error = io::Error;
+
+    fn write_objects(&mut self, id: [u8; 16]) -> io::Result<(u64, u64)> {
+        let (node, hurry) = (self.node, self.hurry);
         let file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(&self.path)?;
+            .open(self.path)?;
         // It may have been made by somebody with other ideas of who may read it.
         file.set_permissions(std::fs::Permissions::from_mode(0o600)).ok();
         let (objects, _) = node.in_dram();
         let mut progress = Progress::new("writing the memory file", objects.max(1) as usize);
         let out = BufWriter::with_capacity(CHUNK, Watched { file: &file, hurry });
+        let names = node.names();
         let names = names.iter().map(Vec::as_slice);
         let mut writer = MemoryFileWriter::create(out, id, self.run, names)?;
         let mut n = 0u64;
-        node.save(now, |saved| {
+        node.save(self.now, |saved| {
             n += 1;
             if n.is_multiple_of(LOOK) {
                 progress.reach(n as usize);
@@ -515,6 +482,31 @@ impl Keeper {
         drop(out);
         file.sync_all()?;
         Ok((objects, bytes))
+    }
+
+    fn describe(&mut self, meta: &Meta) -> io::Result<()> {
+        FreshFile::make(&meta_path(self.path))?.take_place(&meta.encode())
+    }
+
+    fn discard(&mut self) {
+        OpenOptions::new().write(true).open(self.path).and_then(|f| f.set_len(0)).ok();
+    }
+}
+
+impl Keeper {
+    /// Writes FILE, then FILE.meta; the objects and bytes of FILE.
+    fn save(
+        &self,
+        node: &Node<Threads>,
+        now: Now,
+        hurry: &AtomicBool,
+    ) -> Result<(u64, u64), String> {
+        let id: [u8; 16] = super::open::random().map_err(|e| e.to_string())?;
+        let flush_at = node.announced_flush(now);
+        let run = self.keeper.run();
+        let mut keeping = Keeping { path: &self.path, run, node, now, hurry };
+        let kept = self.keeper.keep(now, id, flush_at, node.flushed_at(), &mut keeping);
+        kept.map_err(|e| e.to_string())
     }
 }
 
@@ -545,10 +537,8 @@ impl Core {
     pub(super) fn save_memory(&self, now: Now) -> bool {
         let Some(keeper) = &self.memory_file else { return false };
         let began = Instant::now();
-        let names = self.node.names();
-        let flushed_at = self.node.flushed_at().0;
         let path = keeper.path.display();
-        match keeper.save(&self.node, &names, flushed_at, now, &self.hurry) {
+        match keeper.save(&self.node, now, &self.hurry) {
             Ok((objects, bytes)) => tracing::info!(
                 "memory-file '{path}': {objects} objects in DRAM saved, {} in {} ms; the next start has them again",
                 ByteSize(bytes),
@@ -559,8 +549,6 @@ impl Core {
                 tracing::warn!(
                     "memory-file '{path}': {error}: {lost} objects in DRAM are lost, and the next start is cold in DRAM"
                 );
-                // Half a file is of no use, and takes room that somebody may want.
-                OpenOptions::new().write(true).open(&keeper.path).and_then(|f| f.set_len(0)).ok();
             }
         }
         true

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use larder_base::lock::Threads;
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
 use larder_engine::kv::node::start::{
-    self, Heads, Left, Shape, StartIo, StopIo, Superblocks, Warmth,
+    self, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks, Warmth,
 };
 use larder_engine::kv::node::{
     self, AdmissionNeed, AtRest, LogStart, Maintenance, Node, Plan, StateIo, defaults,
@@ -30,7 +30,7 @@ use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
 use super::notifier::Notifier;
 use super::record::{RecordConfig, Recorder};
-use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
+use super::run::{self, FlashOfRun};
 use super::warm::{Region, ShardWords, Writing, remove_checkpoint, write_checkpoint};
 use super::{CacheError, Core, Flash, locked};
 use super::{CacheStats, CaptureConfig};
@@ -237,7 +237,7 @@ fn settle(
     notes: &mut Vec<String>,
     warnings: &mut Vec<String>,
 ) {
-    store.node.set_flushed_at(UnixSecs(loaded.flushed_at));
+    store.node.set_flushed_at(loaded.flushed_at);
     notes.extend(loaded.note);
     warnings.extend(loaded.warning);
     warnings.extend(file.void().err());
@@ -300,7 +300,7 @@ pub(super) fn prepare(
     {
         Region::forget(&flash.uuid);
     }
-    let last = last.and_then(|last| run::is_of(&last, &superblock).map(|()| last));
+    let last = last.and_then(|last| last.note().check_flash(&superblock).map(|()| last));
     let (mut notes, mut warnings) = (Vec::new(), Vec::new());
     let divided = former::division(config, path, &superblock, last.as_ref().ok(), &dir)?;
     let (plan, kept_from) = match divided {
@@ -323,7 +323,7 @@ pub(super) fn prepare(
     let mut region = Region::open(&superblock, &plan, &geometry, path, &config.data_dir);
     let shape = Shape::new(&superblock, &plan);
     let (warmth, latest) = {
-        let known = last.as_ref().map(RunFile::last_run).map_err(Clone::clone);
+        let known = last.as_ref().map(|last| last.note().last_run()).map_err(Clone::clone);
         let left = Left::new(&superblock, formatted, known.as_ref().map_err(Clone::clone));
         let is_new = region.is_new();
         let Region { header, words, .. } = &mut region;
@@ -346,9 +346,8 @@ pub(super) fn prepare(
         warnings.extend(not_before(clock, latest, "--format-flash once"));
     }
     if let Some(file) = &mut memory_file {
-        let why = "the flash has just been formatted".to_owned();
-        let last = if formatted { Err(&why) } else { last.as_ref() };
-        file.prove(last, Some((superblock.uuid, superblock.run)), config.max_item);
+        let flash = FlashFound { superblock: &superblock, formatted };
+        file.prove(last.as_ref(), Some(flash), config.max_item);
         if let Some(latest) = file.latest() {
             warnings.extend(not_before(clock, latest, "--format-flash once"));
         }
@@ -470,10 +469,16 @@ impl StartIo for Durable<'_> {
                 ));
                 self.no_checkpoint = Some(NO_BIRTHS);
             }
-            // What the directory says then is not what the flash says: nothing outdated can come of it.
-            Err(error) => self.warnings.push(format!("{error}: the next start is cold")),
+            Err(error) => {
+                self.warnings.push(format!("{error}: the next start is cold"));
+                return Err(error.into());
+            }
         }
         Ok(())
+    }
+
+    fn forget_run(&mut self) -> Result<(), CacheError> {
+        Ok(run::forget(self.dir)?)
     }
 
     fn write_superblock(&mut self, next: &Superblock) -> Result<(), CacheError> {
@@ -748,8 +753,13 @@ fn store(
                 node.record(shard, tape);
             }
         }
-        if let (Some(_), Some(tape)) = (&flash, recorder.tape(node.shards())) {
-            maintenance.record(tape);
+        let stream = setup.maintenance_stream();
+        if let Some(own) = recorder.machine_tape(stream) {
+            let log = flash.as_ref().and_then(|_| recorder.tape(node.shards()));
+            maintenance.record(log, own);
+        }
+        if let Some(tape) = recorder.machine_tape(stream + 1) {
+            node.record_applications(tape);
         }
     }
     Core {

@@ -1,7 +1,7 @@
-//! `--record`: what shards and log were told and decided ([`larder_runtime::record`] writes it).
+//! `--record`: what shards, log, maintenance and applications were told and decided ([`larder_runtime::record`] writes it).
 
 use larder_engine::kv::node::Maintenance;
-use larder_engine::kv::record::{RunSetup, Tape};
+use larder_engine::kv::record::{MachineTape, RunSetup, Tape};
 use larder_runtime::AlignedBuf;
 pub use larder_runtime::record::{RecordConfig, RecordStats};
 use larder_runtime::record::{RecordError, Recorder as Writer};
@@ -21,8 +21,7 @@ impl Recorder {
             let why = "the configuration does not read back as it is written: write its fractions with fewer digits";
             return Err(refused(why.to_owned()));
         }
-        let streams = setup.shards.len() + usize::from(setup.log.is_some());
-        match Writer::start(config, &text, streams) {
+        match Writer::start(config, &text, setup.streams()) {
             Ok(writer) => Ok(Recorder(writer)),
             Err(RecordError::File { why, .. }) => Err(refused(why)),
             Err(RecordError::Thread(source)) => {
@@ -36,6 +35,11 @@ impl Recorder {
         Some(Tape::new(stream as u16, self.0.sink()?))
     }
 
+    /// The tape of the stream of a machine beside shards and log.
+    pub(super) fn machine_tape(&self, stream: usize) -> Option<MachineTape> {
+        Some(MachineTape::new(stream as u16, self.0.sink()?))
+    }
+
     pub(super) fn stats(&self) -> RecordStats {
         self.0.stats()
     }
@@ -46,6 +50,7 @@ impl Core {
     pub(super) fn end_recording(&self, maintenance: Option<&mut Maintenance<AlignedBuf>>) {
         let Some(recorder) = &self.recorder else { return };
         self.node.end_recording();
+        self.node.end_recording_applications();
         if let Some(maintenance) = maintenance {
             maintenance.end_recording();
         }

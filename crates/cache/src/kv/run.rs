@@ -17,7 +17,7 @@ use std::path::Path;
 
 use larder_base::ByteSize;
 use larder_engine::kv::node::Plan;
-use larder_engine::kv::node::start::LastRun;
+use larder_engine::kv::node::start::{NoteFile, RunNote, UsedFlash};
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, FileMark};
 
@@ -60,17 +60,16 @@ pub(super) struct FlashOfRun {
     buckets: u32,
 }
 
-/// Why a checkpoint proves nothing.
-pub(super) const NO_BIRTHS: &str = "the data directory's file system does not say when a file was made, so that a directory that \
-                                    was put back from a copy cannot be told from this one (ext4 with inodes of 128 bytes is \
-                                    such; --data-dir names another)";
-
 impl RunFile {
-    /// As a start judges it: a directory that was put back from a copy would take a checkpoint or a memory file along.
-    pub(super) fn last_run(&self) -> LastRun {
-        let proved = self.born != 0;
-        let why = || format!("no checkpoint is believed: {NO_BIRTHS}");
-        LastRun { run: self.run, proves_checkpoint: proved.then_some(()).ok_or_else(why) }
+    /// What it says, as a start judges it.
+    pub(super) fn note(&self) -> RunNote {
+        let used = |f: &FlashOfRun| UsedFlash { uuid: f.uuid.clone(), path: f.path.clone() };
+        RunNote {
+            run: self.run,
+            written_in: NoteFile { inode: self.inode, born: self.born },
+            flash: self.flash.as_ref().map(used),
+            keeps_memory: self.memory_file.is_some(),
+        }
     }
 }
 
@@ -136,7 +135,7 @@ fn peek(data_dir: &Path) -> std::io::Result<Option<(RunFile, Metadata)>> {
 /// a file of what was in DRAM. An error where it cannot be seen.
 pub(super) fn last_that_keeps(data_dir: &Path) -> std::io::Result<Option<RunFile>> {
     let last = peek(data_dir)?.map(|(read, _)| read);
-    Ok(last.filter(|last| last.flash.is_some() || last.memory_file.is_some()))
+    Ok(last.filter(|last| last.note().keeps()))
 }
 
 /// The last run of this directory, if this is the directory in which it ran and not a copy.
@@ -148,30 +147,13 @@ pub(super) fn last(dir: &DataDir) -> Result<RunFile, String> {
     let Some((read, found)) = read else {
         return Err("the data directory does not say which run used it last (it is new, or of an earlier version)".to_owned());
     };
-    if (FileMark { inode: read.inode, born: read.born }) != dir.mark_of(&found) {
-        return Err("the data directory is a copy: whether what it was copied from has been used since cannot be known"
-            .to_owned());
-    }
+    let FileMark { inode, born } = dir.mark_of(&found);
+    read.note().check_found_in(NoteFile { inode, born })?;
     let divided = |f: &FlashOfRun| f.shards.is_power_of_two() && f.shards <= 256 && f.buckets > 0;
     if !read.flash.as_ref().is_none_or(divided) {
         return Err(format!("the data directory's {RUN} says what cannot be"));
     }
     Ok(read)
-}
-
-/// Why a flash with this superblock is not the one that the last run of the directory used, if it is not.
-pub(super) fn is_of(last: &RunFile, superblock: &Superblock) -> Result<(), String> {
-    match &last.flash {
-        None => Err("a run without flash has used the data directory since".to_owned()),
-        Some(flash) if flash.uuid != superblock.uuid.to_string() => {
-            Err(format!("the data directory was last used with another flash ('{}')", flash.path))
-        }
-        Some(_) if superblock.run == 0 => {
-            Err("the flash was last used by a version of Larder that did not say in which run"
-                .to_owned())
-        }
-        Some(_) => Ok(()),
-    }
 }
 
 /// Writes down that `run` uses the directory now, with this flash and this file of what is in DRAM; tells whether a checkpoint or
@@ -190,6 +172,11 @@ pub(super) fn write(
         serde_json::to_vec(&file).unwrap_or_default()
     })?;
     Ok(born != 0)
+}
+
+/// The directory says of no run that it was the last.
+pub(super) fn forget(dir: &DataDir) -> Result<(), DataDirError> {
+    dir.remove(RUN)
 }
 
 /// The run file's place, for a start that is undone.

@@ -141,7 +141,13 @@ impl Region {
         let bytes = (plan.region_words as u64 * 8).next_multiple_of(PAGE_SIZE as u64);
         let header = Self::header_in(&Path::new(SHARED_DIR).join(Self::name(superblock)), bytes);
         let shape = Shape::new(superblock, plan);
-        can_go_on(&shape, superblock, &last.last_run(), header, dir.join(CHECKPOINT).exists())
+        can_go_on(
+            &shape,
+            superblock,
+            &last.note().last_run(),
+            header,
+            dir.join(CHECKPOINT).exists(),
+        )
     }
 
     /// The header of a region of so many bytes; `None` where there is none.

@@ -30,7 +30,7 @@ Examples:
 
 The same engine runs through the recorded inputs under their recorded times. It
 ends with 0 when every decision is the same, and with 1 at the first that
-differs: which shard or log, which record, what was told, and both decisions. A
+differs: which stream, which record, what was told, and both decisions. A
 record without a decision ends with 1 too.")]
 pub(crate) struct ReplayArgs {
     /// A file of `larder kv --record` or `larder block serve --record`
@@ -218,6 +218,10 @@ fn print(report: &Report, seconds: f64) -> Result<(), CliError> {
         report.records,
         ending(report.ended)
     )?;
+    let shards = report.streams.iter().take(report.shards).map(|(_, records)| records).sum::<u64>();
+    let others = report.streams.iter().skip(report.shards);
+    let others: Vec<String> = others.map(|(name, records)| format!("{name} {records}")).collect();
+    proseln!("records by stream: shards {shards}, {}", others.join(", "))?;
     proseln!(
         "replayed: {} decisions compared, {} of them requests, {} segments written, {seconds:.1} s ({:.0} records/s)",
         report.compared,

@@ -42,6 +42,12 @@ pub enum Planted {
     SuperblockNotAwaited,
     /// A superblock is written over the one that is in force.
     SuperblockInPlace,
+    /// A memory file is believed though another run has answered for the keys since.
+    MemoryFileOfAnotherRun,
+    /// A memory file is described before its objects are durable.
+    MemoryFileDescribedFirst,
+    /// Objects of a memory file come back though a flush that was announced has come due meanwhile.
+    DueFlushForgotten,
 }
 
 impl<M> super::KvShard<M> {

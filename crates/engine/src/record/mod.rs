@@ -3,7 +3,23 @@
 //! What a record says is each engine's own ([`kv::record`](crate::kv::record), [`block::record`](crate::block::record)); the
 //! container is [`larder_format::recording`].
 
-use larder_format::recording::{Chunk, ChunkSink, MAX_PAYLOAD};
+use larder_format::recording::{BadRecord, Chunk, ChunkSink, MAX_PAYLOAD};
+
+/// What a record was decided to, then and now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Again {
+    /// Monotonic nanoseconds of the input, as recorded.
+    pub nanos: u64,
+    /// What was told.
+    pub input: String,
+    /// Digest of what was decided when it was recorded.
+    pub recorded: u32,
+    /// Digest of what is decided now.
+    pub replayed: u32,
+}
+
+/// What a replay of one record came to.
+pub type Replayed = Result<Again, BadRecord>;
 
 /// The records of one stream that are not handed on yet.
 pub(crate) struct Gathered {

@@ -2,7 +2,7 @@
 //!
 //! Random operations over a tiny DRAM and a tiny flash, with reads of flash that complete late and out of order, device
 //! faults, bit rot, and kills between any two stores followed by recovery: the node's own starts and stops, which are killed too, power
-//! cuts, and copies that are put back. Keys are chosen so that many share the tag
+//! cuts, runs without flash, files of what was in DRAM, and copies that are put back. Keys are chosen so that many share the tag
 //! and buckets of the flash index: what happens once in millions of keys in the field happens here all the time.
 //!
 //! What is checked: a hit returns exactly the latest acknowledged version (value, flags, CAS, expiry); a positive answer
@@ -12,8 +12,10 @@
 //!
 //! One seed replays one run: `LARDER_SEED=17 cargo test -p larder-engine --test kv_model`.
 
+mod dram;
 mod heads;
 mod model;
+mod seen;
 mod starts;
 mod world;
 
@@ -21,7 +23,7 @@ use world::{Options, World};
 
 /// Seeds of the ordinary run.
 const SEEDS: u64 = 2_000;
-const STEPS: u32 = 600;
+const STEPS: u32 = 700;
 
 fn run(seed: u64, options: Options) -> Result<(), String> {
     let mut world = World::new(seed, options);
@@ -40,7 +42,7 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[test]
 fn two_thousand_seeds() {
-    let mut seen = world::Seen::default();
+    let mut seen = seen::Seen::default();
     for seed in seeds() {
         let mut world = World::new(seed, Options::default());
         let result = (0..STEPS).try_for_each(|_| world.step()).and_then(|()| world.finish());
@@ -94,6 +96,9 @@ fn every_planted_fault_is_caught_within_a_thousand_seeds() {
         CheckpointOfAnotherRun,
         SuperblockNotAwaited,
         SuperblockInPlace,
+        MemoryFileOfAnotherRun,
+        MemoryFileDescribedFirst,
+        DueFlushForgotten,
     ];
     let mut missed = Vec::new();
     for fault in all {

@@ -1,5 +1,5 @@
 //! What outlives a run, and how it comes and goes: the engine's own starts and stops, killed between any two steps; memory that a
-//! power cut takes; a flash or a directory that is put back from a copy.
+//! power cut takes; a flash or a directory that is put back from a copy. Runs without flash and memory files: [`dram`](super::dram).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +8,8 @@ use larder_base::lock::Single;
 use larder_base::{HashKey, Killed, Nanos, Now, Rng, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::start::{
-    BINDING_WORDS, LATEST, LastRun, Left, Shape, StartIo, StopIo, Superblocks, Warmth, announce,
-    next_superblock, segment_table, take_over,
+    BINDING_WORDS, DramKeeper, FlashFound, LATEST, Left, NoteFile, RunNote, Shape, StartIo, StopIo,
+    Superblocks, Warmth, announce, next_superblock, segment_table, take_over,
 };
 use larder_engine::kv::node::{AtRest, Maintenance, Node, StateIo};
 use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
@@ -18,20 +18,31 @@ use larder_format::{Geometry, Superblock, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 
+use super::dram::{Back, MemoryFiles};
 use super::heads::{InUse, Pages};
 use super::world::{Disk, Options, SEGMENT_BYTES, SEGMENTS, SHARDS};
 
 /// What a directory holds.
 #[derive(Clone, Default)]
 pub(super) struct Directory {
-    /// The last run, on this flash.
-    run: Option<u64>,
-    checkpoint: Option<Checkpoint>,
+    /// What it says of its last run.
+    pub(super) note: Option<RunNote>,
+    /// The file in which that lies.
+    pub(super) file: NoteFile,
+    pub(super) checkpoint: Option<Checkpoint>,
     pub(super) names: Vec<Vec<u8>>,
 }
 
+impl Directory {
+    /// The last run, if this is not a copy.
+    pub(super) fn last(&self) -> Result<RunNote, String> {
+        let note = self.note.clone().ok_or("a new directory")?;
+        note.check_found_in(self.file).map(|()| note)
+    }
+}
+
 #[derive(Clone)]
-struct Checkpoint {
+pub(super) struct Checkpoint {
     table: Vec<u64>,
     indexes: Vec<Vec<u64>>,
     written: UnixSecs,
@@ -54,9 +65,18 @@ pub(super) struct Machine {
     region: &'static [AtomicU64],
     /// It was made by this start.
     is_new: bool,
-    buckets: u32,
+    pub(super) buckets: u32,
     /// A start was cold, whether it came to its end or not.
     pub(super) was_cold: bool,
+    /// The file system says when a file was made.
+    pub(super) births: bool,
+    /// Files that were made.
+    pub(super) files: u64,
+    pub(super) memory: MemoryFiles,
+    /// Keeps what is in DRAM at the stop of the run that is under way.
+    pub(super) keeper: Option<DramKeeper>,
+    /// What the last start has put back.
+    pub(super) back: Back,
 }
 
 impl Machine {
@@ -78,6 +98,11 @@ impl Machine {
             is_new: true,
             buckets,
             was_cold: false,
+            births: !seed.is_multiple_of(10),
+            files: 0,
+            memory: MemoryFiles::default(),
+            keeper: None,
+            back: Back::default(),
         }
     }
 
@@ -96,10 +121,26 @@ impl Machine {
         (self.pages, self.durable) = (pages, 0);
     }
 
+    /// Whether the superblock in force is of another run than the one that this directory names.
+    pub(super) fn is_flash_of_another_run(&self, directory: &Directory) -> bool {
+        let run = self.pages.find().map(|chosen| chosen.superblock.run);
+        directory.note.as_ref().is_none_or(|note| run.is_ok_and(|run| run != note.run))
+    }
+
+    /// A copy of the directory is put back. Where its file system does not say when a file was made, the copy may look like what it
+    /// was made of.
+    pub(super) fn put_back_directory(&mut self, directory: Directory, unnoticed: bool) {
+        self.directory = directory;
+        if !unnoticed {
+            self.directory.file = self.new_file();
+        }
+    }
+
     /// The memory goes, and what was not durable.
     pub(super) fn power_cut(&mut self, rng: &mut Rng) {
         self.lose_memory();
         self.pages.power_cut(rng);
+        self.memory.power_cut(rng);
     }
 
     /// The memory goes: by a power cut, or since a clean stop gives it back.
@@ -120,13 +161,14 @@ impl Machine {
         )
     }
 
-    /// Starts a run, as far as it comes.
+    /// Starts a run, as far as it comes, with a memory file if it is `named`.
     pub(super) fn start(
         &mut self,
         policy: &str,
         now: Now,
         rng: &mut Rng,
         options: &Options,
+        named: bool,
     ) -> Result<(Started, Warmth), NotStarted> {
         let chosen = self.pages.find().map_err(NotStarted::Wrong)?;
         let (superblock, durable) = (chosen.superblock.clone(), self.durable);
@@ -152,8 +194,10 @@ impl Machine {
             shards: SHARDS,
             buckets: self.buckets,
         };
-        let last = self.directory.run.map(|run| LastRun { run, proves_checkpoint: Ok(()) });
-        let last = last.as_ref().ok_or_else(|| "a new directory".to_owned());
+        let note = self.directory.last();
+        let last = note.as_ref().map_err(Clone::clone);
+        let last = last.and_then(|note| note.check_flash(&superblock).map(|()| note.last_run()));
+        let last = last.as_ref().map_err(Clone::clone);
         #[cfg_attr(not(feature = "planted"), expect(unused_mut, reason = "for a fault"))]
         let mut left = Left::new(&superblock, false, last);
         #[cfg(feature = "planted")]
@@ -175,10 +219,21 @@ impl Machine {
         let table = segment_table(table, &warmth, &next);
         let generations = table.live_generations();
         let warm = !matches!(warmth, Warmth::Cold(_));
-        let setup = setup(&next, policy, self.buckets, self.directory.names.clone());
-        let started = start(&setup, indexes, table, warm.then_some(&generations[..]), options)?;
-        let mut io = Starting { machine: self, now, rng };
+        let flash = FlashFound { superblock: &superblock, formatted: false };
+        let opened = if named { self.prove(&note, Some(flash), options)? } else { None };
+        let mut names = self.directory.names.clone();
+        let known = names.len();
+        if let Some(opened) = &opened {
+            names.extend(opened.new_names(&names));
+        }
+        let setup = setup(&next, policy, self.buckets, names.clone());
+        let generations = warm.then_some(&generations[..]);
+        let started = start(&setup, indexes, Some(table), generations, known, options)?;
+        self.back = opened.map_or_else(Back::default, |o| o.load(&started.0, &names, now));
+        let mut io = Starting { machine: self, now, rng, named };
         take_over(&shape, &mut header, &next, &mut io)?;
+        let keeper = named.then(|| DramKeeper::new(next.run, next.cas_base, Some(next.uuid)));
+        self.own_memory_file(keeper, options, rng);
         // The fuse was the start's.
         if let Some(fuse) = fuse {
             fuse.store(u64::MAX, Ordering::Relaxed);
@@ -188,7 +243,7 @@ impl Machine {
 }
 
 /// A kill between two steps, or while one is made: then it has been made or not.
-fn kill_or(rng: &mut Rng, step: impl FnOnce()) {
+pub(super) fn kill_or(rng: &mut Rng, step: impl FnOnce()) {
     let (dies, after) = (rng.chance(0.04), rng.chance(0.5));
     if !dies || after {
         step();
@@ -222,13 +277,25 @@ struct Starting<'a> {
     machine: &'a mut Machine,
     now: Now,
     rng: &'a mut Rng,
+    /// It has a memory file.
+    named: bool,
 }
 
 impl StartIo for Starting<'_> {
     type Error = IoFailed;
 
     fn write_run(&mut self, run: u64) -> Result<(), Self::Error> {
-        kill_or(self.rng, || self.machine.directory.run = Some(run));
+        let (fails, made) = (self.rng.chance(0.04), self.rng.chance(0.5));
+        if !fails || made {
+            kill_or(self.rng, || self.machine.name_run(run, true, self.named));
+        }
+        if fails { Err(IoFailed) } else { Ok(()) }
+    }
+    fn forget_run(&mut self) -> Result<(), Self::Error> {
+        if self.rng.chance(0.3) {
+            return Err(IoFailed);
+        }
+        kill_or(self.rng, || self.machine.directory.note = None);
         Ok(())
     }
     fn write_superblock(&mut self, next: &Superblock) -> Result<(), Self::Error> {
@@ -309,9 +376,10 @@ pub(super) fn close(
 pub(super) type Started = (Node<Single>, Maintenance<Vec<u8>>, u64);
 
 /// An object that is kept while no process runs.
+#[derive(Clone)]
 pub(super) struct Kept {
-    key: Vec<u8>,
-    value: Vec<u8>,
+    pub(super) key: Vec<u8>,
+    pub(super) value: Vec<u8>,
     /// All but the key and the value.
     pub(super) rest: Saved<'static>,
 }
@@ -333,6 +401,7 @@ impl Kept {
 /// What a run is built from.
 fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>>) -> RunSetup {
     RunSetup {
+        kv: RunSetup::VERSION,
         larder: String::new(),
         uuid: String::new(),
         hash_key: superblock.hash_key.0,
@@ -372,12 +441,28 @@ fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>
     }
 }
 
-/// A node over these words, and how many entries it has kept of them.
-fn start(
+/// What a run without flash is built from.
+pub(super) fn setup_alone(
+    superblock: &Superblock,
+    cas_base: u64,
+    policy: &str,
+    buckets: u32,
+    names: Vec<Vec<u8>>,
+) -> RunSetup {
+    let seed = |i: u64| ShardSeed { cas_base: cas_base + (i << 44), seed: i };
+    let shards = (0..SHARDS as u64).map(seed).collect();
+    let with_flash = setup(superblock, policy, buckets, names);
+    RunSetup { segments: 0, segment_bytes: 4096, shards, log: None, ..with_flash }
+}
+
+/// A node over these words, and how many entries it has kept of them. Without flash there is no `table`; `names_kept` applications are
+/// known on disk.
+pub(super) fn start(
     setup: &RunSetup,
     words: Vec<Words>,
-    table: SegmentTable,
+    table: Option<SegmentTable>,
     generations: Option<&[u64]>,
+    names_kept: usize,
     options: &Options,
 ) -> Result<Started, SetupError> {
     let (mut shards, mut kept) = (Vec::new(), 0);
@@ -394,8 +479,10 @@ fn start(
         }
     }
     let _ = options.planted;
-    let log = setup.log_over(table, vec![vec![0; SEGMENT_BYTES as usize]; 3])?;
-    let names = setup.applications.names.len();
-    let maintenance = Maintenance::new(&node, log, setup.shards[0].cas_base, names);
+    let log = match table {
+        None => None,
+        Some(table) => setup.log_over(table, vec![vec![0; SEGMENT_BYTES as usize]; 3])?,
+    };
+    let maintenance = Maintenance::new(&node, log, setup.shards[0].cas_base, names_kept);
     Ok((node, maintenance, kept))
 }

@@ -14,14 +14,16 @@ use larder_engine::kv::api::{
 };
 use larder_engine::kv::node::start::Warmth;
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
-use larder_engine::kv::{IoFailed, OwnerOf, Planted, SegmentIo};
+use larder_engine::kv::{IoFailed, OwnerOf, Planted, Saved, SegmentIo};
 use larder_engine::segment::span;
 use larder_format::{Filling, Find, find, find_extent};
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::{TrainParams, TrainingSet, train};
 
+use crate::dram::{Back, MemoryFiles};
 use crate::heads::Pages;
 use crate::model::{Model, Version, number};
+use crate::seen::Seen;
 use crate::starts::{Directory, Kept, Machine, NotStarted, close};
 
 pub(super) const SHARDS: usize = 2;
@@ -32,80 +34,6 @@ const KEYS: usize = 80;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) planted: Option<Planted>,
-}
-
-/// What runs have met, so that a run that proves nothing is noticed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
-    hits_dram: u64,
-    hits_flash: u64,
-    false_reads: u64,
-    restored: u64,
-    staged_dead: u64,
-    forced: u64,
-    reclaimed: u64,
-    reinserted: u64,
-    kills: u64,
-    kept_over_kill: u64,
-    kills_in_starts: u64,
-    failed_starts: u64,
-    from_checkpoint: u64,
-    cold: u64,
-    copies: u64,
-    put_back: u64,
-    io_errors: u64,
-    extents: u64,
-    brought_in: u64,
-}
-
-impl Seen {
-    pub(crate) fn add(&mut self, o: Seen) {
-        self.hits_dram += o.hits_dram;
-        self.hits_flash += o.hits_flash;
-        self.false_reads += o.false_reads;
-        self.restored += o.restored;
-        self.staged_dead += o.staged_dead;
-        self.forced += o.forced;
-        self.reclaimed += o.reclaimed;
-        self.reinserted += o.reinserted;
-        self.kills += o.kills;
-        self.kept_over_kill += o.kept_over_kill;
-        self.kills_in_starts += o.kills_in_starts;
-        self.failed_starts += o.failed_starts;
-        self.from_checkpoint += o.from_checkpoint;
-        self.cold += o.cold;
-        self.copies += o.copies;
-        self.put_back += o.put_back;
-        self.io_errors += o.io_errors;
-        self.extents += o.extents;
-        self.brought_in += o.brought_in;
-    }
-
-    pub(crate) fn assert_met_everything(&self) {
-        println!("{self:?}");
-        let all = [
-            self.hits_dram,
-            self.hits_flash,
-            self.false_reads,
-            self.restored,
-            self.staged_dead,
-            self.forced,
-            self.reclaimed,
-            self.reinserted,
-            self.kills,
-            self.kept_over_kill,
-            self.kills_in_starts,
-            self.failed_starts,
-            self.from_checkpoint,
-            self.cold,
-            self.copies,
-            self.put_back,
-            self.io_errors,
-            self.extents,
-            self.brought_in,
-        ];
-        assert!(all.iter().all(|&n| n >= 30), "the runs have hardly met something: {self:?}");
-    }
 }
 
 pub(super) struct Disk {
@@ -300,17 +228,18 @@ struct Verifying {
     bytes: Option<Option<Vec<u8>>>,
 }
 
-/// A flash, or a directory.
-enum Copy {
-    Flash(Pages, Vec<Vec<u8>>),
-    Directory(Directory),
+/// Flash, directory and memory file, each of which may be put back.
+struct Copy {
+    flash: (Pages, Vec<Vec<u8>>),
+    directory: Directory,
+    memory: MemoryFiles,
 }
 
 pub(crate) struct World {
     rng: Rng,
     options: Options,
     machine: Machine,
-    /// Flash or directory as they were once, for one that puts them back.
+    /// Flash, directory and memory file as they were once, for one that puts them back.
     copy: Option<Copy>,
     hasher: KeyHasher,
     keys: Vec<Vec<u8>>,
@@ -323,6 +252,12 @@ pub(crate) struct World {
     waiting: VecDeque<Waiting>,
     verifying: VecDeque<Verifying>,
     policy: &'static str,
+    /// Some runs are without flash. In most worlds none is: each makes the flash cold.
+    knows_no_flash: bool,
+    /// The run that is under way is.
+    alone: bool,
+    /// Runs are long: the index fills up.
+    ends_seldom: bool,
     seen: Seen,
     transcript: Vec<String>,
     /// Validate after every step and show the whole run on failure: for looking into one seed.
@@ -373,7 +308,7 @@ impl World {
         let now = Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) };
         let mut machine = Machine::new(seed, buckets);
         let (node, maintenance, _) = loop {
-            let begun = || machine.start(policy, now, &mut rng, &options);
+            let begun = || machine.start(policy, now, &mut rng, &options, true);
             match catch_unwind(AssertUnwindSafe(begun)) {
                 Ok(Ok(started)) => break started.0,
                 Ok(Err(NotStarted::Wrong(why))) => panic!("{why}"),
@@ -397,6 +332,9 @@ impl World {
             waiting: VecDeque::new(),
             verifying: VecDeque::new(),
             policy,
+            knows_no_flash: seed % 4 == 1,
+            alone: false,
+            ends_seldom: seed % 4 == 2,
             seen: Seen::default(),
             transcript: Vec::new(),
             paranoid: std::env::var("LARDER_PARANOID").is_ok(),
@@ -418,7 +356,7 @@ impl World {
             seen.brought_in += st.brought_in;
             seen.extents += s.index().wide();
         }
-        seen.reclaimed += self.maintenance.log().unwrap().stats().segments_reclaimed;
+        seen.reclaimed += self.maintenance.log().map_or(0, |log| log.stats().segments_reclaimed);
         seen.io_errors += self.disk.errors;
         seen
     }
@@ -440,11 +378,18 @@ impl World {
     }
 
     fn act(&mut self) -> Result<(), String> {
-        match self.rng.below(1000) {
+        let what = self.rng.below(1000);
+        if self.ends_seldom
+            && matches!(what, 815..820 | 978..990 | 996..998)
+            && self.rng.chance(0.9)
+        {
+            return Ok(());
+        }
+        match what {
             0..620 => self.request()?,
             620..780 => self.complete()?,
-            780..817 => self.verify_one(),
-            817..820 => self.stop_and_start()?,
+            780..815 => self.verify_one(),
+            815..820 => self.stop_and_start()?,
             820..960 => {
                 let World { node, maintenance, disk, machine, wanted, now, .. } = self;
                 let io = &mut Io { disk, names: &mut machine.directory.names };
@@ -520,6 +465,7 @@ impl World {
 
     /// No index entry leads a key to a record of it that is not its latest version.
     fn no_way_to_the_dead(&mut self, key: usize) -> Result<(), String> {
+        let Some(log) = self.maintenance.log() else { return Ok(()) };
         let name = &self.keys[key];
         let hash = self.hasher.hash(name);
         let probed = self.node.lock(self.node.shard_of(hash)).index().probe(hash);
@@ -528,8 +474,7 @@ impl World {
             let Some((at, len)) = span(entry.place, hash, pages) else { continue };
             let bytes =
                 &self.disk.segments[usize::from(entry.segment)][at as usize..(at + len) as usize];
-            let table = self.maintenance.log().unwrap().table();
-            let generation = table.generation(entry.segment);
+            let generation = log.table().generation(entry.segment);
             let filling = Filling {
                 salt: self.machine.superblock().salt(),
                 segment: entry.segment,
@@ -863,13 +808,16 @@ impl World {
     // ---- kills ----
 
     fn light_fuse(&mut self) {
+        let Some(log) = self.maintenance.log_mut() else {
+            // Nothing that is stored there outlives the run.
+            std::panic::resume_unwind(Box::new(Killed));
+        };
         let stores =
             if self.rng.chance(0.7) { self.rng.range(1, 40) } else { self.rng.range(1, 400) };
         let fuse = Arc::new(AtomicU64::new(stores));
         for i in 0..SHARDS {
             self.node.lock(i).unrecorded().index_words().share_fuse(fuse.clone());
         }
-        let log = self.maintenance.log_mut().unwrap();
         log.table_mut().words_mut().share_fuse(fuse.clone());
         self.disk.fuse = Some(fuse);
     }
@@ -879,41 +827,25 @@ impl World {
         let World { node, maintenance, disk, machine, now, .. } = self;
         let io = &mut Io { disk, names: &mut machine.directory.names };
         maintenance.drain(*now, node, io);
-        let mut kept = Vec::new();
-        self.node
-            .save(self.now, |saved| {
-                kept.push(Kept::of(saved));
-                Ok::<(), String>(())
-            })
-            .map_err(|why| format!("saving failed: {why}"))?;
         let World { node, maintenance, machine, disk, now, rng, .. } = self;
         if rng.chance(0.7) {
             close(node, maintenance, machine, disk, *now, rng);
         }
-        if self.put_back_a_copy() {
-            // The file of what was in DRAM is another run's then.
-            kept.clear();
+        if rng.chance(0.8) {
+            machine.keep(node, *now, rng);
         }
-        self.start_anew()?;
+        if rng.chance(0.1) {
+            machine.memory.rot(rng);
+        }
         if self.rng.chance(0.2) {
             self.now.wall.0 += 2;
             self.now.mono = self.now.mono + Nanos::from_millis(2_001);
             self.model.tick(self.now.wall);
         }
-        if self.rng.chance(0.2) {
-            // A file that could not be read to its end.
-            kept.truncate(self.rng.below(kept.len() as u64 + 1) as usize);
+        if self.rng.chance(0.5) {
+            self.put_back_a_copy();
         }
-        for object in &kept {
-            let put_back = self.node.restore(self.now, &object.saved(), 0);
-            self.seen.put_back += u64::from(put_back);
-            let gone = object.rest.expiry.is_past(self.now.wall);
-            if put_back && (gone || self.node.restore(self.now, &object.saved(), 0)) {
-                return Err(format!("an object was put back twice, or expired: {:?}", object.rest));
-            }
-        }
-        self.say(format!("stopped and started with {} objects", kept.len()));
-        self.validate()
+        self.start_anew()
     }
 
     /// Dies and comes back. The operation that was under way may have happened or not: what it wrote was in DRAM and is
@@ -923,34 +855,41 @@ impl World {
         if self.rng.chance(0.1) {
             self.machine.power_cut(&mut self.rng);
         }
-        let _ = self.put_back_a_copy();
+        self.put_back_a_copy();
         self.start_anew()
     }
 
-    /// Somebody copies the flash or the directory, and later puts the copy back, while nothing runs. Whether one was put back.
-    fn put_back_a_copy(&mut self) -> bool {
+    /// Somebody copies flash, directory and memory file, and later puts some of them back, while nothing runs.
+    fn put_back_a_copy(&mut self) {
         match self.copy.take() {
-            None if self.rng.chance(0.2) => {
-                self.copy = Some(if self.rng.chance(0.5) {
-                    Copy::Flash(self.machine.copied(), self.disk.segments.clone())
-                } else {
-                    Copy::Directory(self.machine.directory.clone())
+            None if self.rng.chance(0.4) => {
+                self.copy = Some(Copy {
+                    flash: (self.machine.copied(), self.disk.segments.clone()),
+                    directory: self.machine.directory.clone(),
+                    memory: self.machine.memory.copied(),
                 });
             }
-            Some(copy) if self.rng.chance(0.3) => {
+            Some(Copy { flash, directory, memory }) if self.rng.chance(0.3) => {
                 self.seen.copies += 1;
-                match copy {
-                    Copy::Flash(pages, segments) => {
-                        self.machine.put_back(pages);
-                        self.disk.segments = segments;
-                    }
-                    Copy::Directory(directory) => self.machine.directory = directory,
+                let which = self.rng.range(1, 7);
+                if which & 1 != 0 {
+                    self.machine.put_back(flash.0);
+                    self.disk.segments = flash.1;
                 }
-                return true;
+                if which & 2 != 0 {
+                    self.machine.memory = memory;
+                }
+                if which & 4 != 0 {
+                    // By itself a directory may come back such that nobody can see it, if the flash was used since: a snapshot of
+                    // its file system.
+                    let used_since = self.machine.is_flash_of_another_run(&directory);
+                    let alone = which == 4 && used_since && !self.machine.memory.is_described();
+                    let unnoticed = (alone || !self.machine.births) && self.rng.chance(0.5);
+                    self.machine.put_back_directory(directory, unnoticed);
+                }
             }
             copy => self.copy = copy,
         }
-        false
     }
 
     /// Another process starts, as often as it is killed on the way.
@@ -960,9 +899,21 @@ impl World {
         self.disk.fuse = None;
         self.waiting.clear();
         self.verifying.clear();
-        let ((node, maintenance, kept), warmth) = loop {
+        let ((node, maintenance, kept), warmth, described) = loop {
             let World { machine, policy, now, rng, options, .. } = self;
-            let begun = || machine.start(policy, *now, rng, options);
+            // One without flash is often followed by another.
+            let often = if self.alone { 0.6 } else { 0.2 };
+            let (named, alone) = (rng.chance(0.8), self.knows_no_flash && rng.chance(often));
+            self.alone = alone;
+            let described = named && machine.memory.is_described();
+            let begun = || {
+                if alone {
+                    let started = machine.start_alone(policy, *now, rng, options, named)?;
+                    return Ok((started, None, described));
+                }
+                let (started, warmth) = machine.start(policy, *now, rng, options, named)?;
+                Ok((started, Some(warmth), described))
+            };
             match catch_unwind(AssertUnwindSafe(begun)) {
                 Ok(Ok(started)) => break started,
                 Ok(Err(NotStarted::Wrong(why))) => return Err(why),
@@ -974,17 +925,39 @@ impl World {
                 self.machine.power_cut(&mut self.rng);
             }
         };
+        let Back { objects, believed } = std::mem::take(&mut self.machine.back);
         match warmth {
-            Warmth::Memory => self.seen.kept_over_kill += kept,
-            Warmth::Checkpoint => self.seen.from_checkpoint += kept,
-            Warmth::Cold(_) => self.seen.cold += 1,
+            Some(Warmth::Memory) => self.seen.kept_over_kill += kept,
+            Some(Warmth::Checkpoint) => self.seen.from_checkpoint += kept,
+            Some(Warmth::Cold(_)) => self.seen.cold += 1,
+            None => {
+                self.seen.alone += 1;
+                self.seen.believed_alone += u64::from(believed);
+            }
         }
-        if std::mem::take(&mut self.machine.was_cold) {
+        self.seen.believed += u64::from(believed && warmth.is_some());
+        self.seen.disbelieved += u64::from(described && !believed);
+        self.seen.put_back += objects.len() as u64;
+        if std::mem::take(&mut self.machine.was_cold) && !believed {
             // What was announced went with everything else.
             self.model.forget_announced_flush();
         }
         (self.node, self.maintenance, self.wanted.0) = (node, maintenance, None);
-        self.say(format!("start: {warmth:?}"));
+        self.say(format!("start: {warmth:?}, {} objects put back", objects.len()));
+        objects.iter().try_for_each(|object| self.check_put_back(object))?;
         self.validate()
+    }
+
+    /// What a start has put back is the latest version.
+    fn check_put_back(&mut self, object: &Kept) -> Result<(), String> {
+        let Saved { flags, cas, expiry, .. } = object.rest;
+        let version = Version { value: object.value.clone(), flags, cas, expiry };
+        let key = self.keys.iter().position(|key| *key == object.key);
+        let key = key.ok_or("a key that was never stored was put back")?;
+        let allowed = self.model.live(key, self.now.wall);
+        if !allowed.contains(&version) {
+            return Err(format!("key {key}: {version:?} was put back, allowed {allowed:?}"));
+        }
+        Ok(())
     }
 }

@@ -87,8 +87,8 @@ pub struct Chunk {
     pub payload: Vec<u8>,
 }
 
-/// Takes chunks, without waiting for anything.
-pub trait ChunkSink: Send {
+/// Takes chunks, without waiting for anything. What is recorded may lie behind a lock that many read at once.
+pub trait ChunkSink: Send + Sync {
     /// Takes a chunk. `false`: recording has ended, and this and all that follow are not wanted.
     fn put(&mut self, chunk: Chunk) -> bool;
 

@@ -18,6 +18,18 @@ pub fn flip_decision<F: Read + Write + Seek>(
     number: u64,
 ) -> Result<bool, ReplayError> {
     let mut record: RecordFile<_> = RecordFile::open(&mut *file)?;
+    let mut found = None;
+    let beside = super::beside::replay(&mut record, stream, |at, place, _| {
+        if at == number {
+            found = Some((place.offset, std::mem::take(&mut place.payload), place.end));
+        }
+        found.is_none()
+    })?;
+    if beside {
+        let Some((offset, payload, end)) = found else { return Ok(false) };
+        change(file, offset, payload, end)?;
+        return Ok(true);
+    }
     let hasher = record.setup().hasher();
     let filler = vec![0; record.setup().shard.max_object as usize];
     let mut reader = Stream::new(stream);

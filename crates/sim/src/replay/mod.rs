@@ -6,8 +6,9 @@
 //! - [`flip_decision`]: changes one recorded decision, so that tests can see it found.
 //!
 //! Shards run in the order in which the log asks for them: before each of its calls the shard in question is brought up to it
-//! (see [`larder_engine::kv::record`]).
+//! (see [`larder_engine::kv::record`]). Maintenance and the names of applications are replayed alone, each from what it was told and answered.
 
+mod beside;
 mod block;
 mod error;
 mod flash;

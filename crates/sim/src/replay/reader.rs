@@ -48,11 +48,11 @@ impl Setup for RunSetup {
     }
 
     fn streams(&self) -> usize {
-        self.shards.len() + usize::from(self.log.is_some())
+        RunSetup::streams(self)
     }
 
     fn name(&self, stream: usize) -> String {
-        if stream < self.shards.len() { format!("shard {stream}") } else { "log".to_owned() }
+        self.whose(stream).map_or_else(|| format!("stream {stream}"), |whose| whose.to_string())
     }
 }
 

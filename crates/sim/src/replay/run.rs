@@ -51,6 +51,8 @@ pub struct Report {
     pub requests: u64,
     /// Segments that the log wrote.
     pub segments_written: u64,
+    /// By stream: what it is called, and its records.
+    pub streams: Vec<(String, u64)>,
     /// Why recording ended; `None` when the file was cut short.
     pub ended: Option<&'static str>,
     /// Recording went on to the end of the run.
@@ -305,6 +307,7 @@ pub fn replay<R: Read + Seek>(
         compared: 0,
         requests: 0,
         segments_written: 0,
+        streams: (0..file.streams()).map(|i| (file.name(i), file.records_of(i))).collect(),
         ended: file.ended().map(Ended::as_str),
         complete: file.ended() == Some(Ended::Stopped),
         difference: None,
@@ -341,6 +344,17 @@ pub fn replay<R: Read + Seek>(
         }
     }
     report.difference = all.difference.map(|d| *d);
+    for stream in setup.maintenance_stream()..setup.streams() {
+        if report.difference.is_some() {
+            break;
+        }
+        let mut file = stage.file.borrow_mut();
+        super::beside::replay(&mut file, stream, |_, _, differs| {
+            stage.counts.borrow_mut().count(false);
+            report.difference = differs;
+            report.difference.is_none()
+        })?;
+    }
     let counts = stage.counts.into_inner();
     (report.compared, report.requests) = (counts.compared, counts.requests);
     if report.difference.is_none() {

@@ -11,7 +11,9 @@ use larder_engine::kv::api::{
     Tier,
 };
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo};
-use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, Tape};
+use larder_engine::kv::record::{
+    AppsSetup, LogSetup, MachineTape, RunSetup, ShardSeed, ShardSetup, Tape,
+};
 use larder_engine::kv::{IoFailed, SegmentIo};
 use larder_format::recording::{Chunk, ChunkSink, Ended, end_chunk, file_header, seal};
 use larder_policy::admission::AdmissionConfig;
@@ -182,6 +184,7 @@ fn setup(policy: &str, seed: u64, flash: bool) -> RunSetup {
     let mut admission = AdmissionConfig::from_name(policy).unwrap();
     admission.flashiness.first_training_samples = 200;
     RunSetup {
+        kv: RunSetup::VERSION,
         larder: "test".to_owned(),
         uuid: "none".to_owned(),
         hash_key: [seed as u8; 16],
@@ -242,7 +245,10 @@ impl Live {
         let node = Node::new(&setup, None, shards).unwrap();
         (0..SHARDS).for_each(|i| node.record(i, tape(i)));
         let mut maintenance = Maintenance::new(&node, setup.build_log().unwrap(), seed, 0);
-        maintenance.record(tape(SHARDS));
+        let stream = setup.maintenance_stream();
+        let machine = |i: usize| MachineTape::new(i as u16, Box::new(kept.clone()));
+        maintenance.record(flash.then(|| tape(SHARDS)), machine(stream));
+        node.record_applications(machine(stream + 1));
         let hasher = setup.hasher();
         let segments = vec![vec![0; SEGMENT as usize]; usize::from(SEGMENTS) + 1];
         Live {
@@ -361,6 +367,16 @@ impl Live {
             if i.is_multiple_of(50) {
                 self.train();
             }
+            if i.is_multiple_of(97) {
+                self.maintenance.wake();
+            }
+            if i.is_multiple_of(1_111) {
+                let name = if i.is_multiple_of(2) { "app" } else { "" };
+                self.node.app(format!("app{}:key", i % 7).as_bytes());
+                // The empty name is none.
+                self.node.application(name).ok();
+                self.node.crawl();
+            }
             if i == requests / 2 || i == requests / 3 {
                 let later = UnixSecs(self.now.wall.0 + 2);
                 let at = if i == requests / 3 { later } else { self.now.wall };
@@ -388,6 +404,7 @@ impl Live {
     pub(crate) fn finish(mut self, why: Ended) -> Vec<u8> {
         let mut records = self.node.end_recording();
         records.extend(self.maintenance.end_recording());
+        records.extend(self.node.end_recording_applications());
         let text = serde_json::to_vec(&self.setup).unwrap();
         let mut out = file_header(&text).unwrap();
         for chunk in self.kept.0.lock().unwrap().iter() {

@@ -6,7 +6,7 @@ use std::io::Cursor;
 
 use larder_base::{ByteSize, Rng};
 use larder_format::recording::{
-    CHUNK_HEADER, ChunkHeader, END_STREAM, Ended, FILE_HEADER, parse_file_header, seal,
+    CHUNK_HEADER, ChunkHeader, END_STREAM, Ended, FILE_HEADER, file_header, parse_file_header, seal,
 };
 use larder_policy::admission::Objective;
 use larder_sim::replay::{RecordFile, flip_decision, replay};
@@ -114,6 +114,29 @@ fn a_flipped_decision_is_found_where_it_is() {
         let mut whole = Cursor::new(bytes.clone());
         assert!(!flip_decision(&mut whole, stream, count).unwrap());
     }
+}
+
+/// What an earlier version wrote has other streams, and says so, or says nothing.
+#[test]
+fn a_record_of_another_version_is_refused() {
+    let bytes = recorded("all", 3, 200, true);
+    let length = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
+    let setup = FILE_HEADER..FILE_HEADER + length;
+    let with = |version: Option<u32>| {
+        let mut head: serde_json::Value = serde_json::from_slice(&bytes[setup.clone()]).unwrap();
+        let head = head.as_object_mut().unwrap();
+        assert_eq!(head.remove("kv"), Some(2.into()));
+        head.extend(version.map(|version| ("kv".to_owned(), version.into())));
+        let mut out = file_header(&serde_json::to_vec(head).unwrap()).unwrap();
+        out.extend_from_slice(&bytes[setup.end..]);
+        RecordFile::<_>::open(Cursor::new(out)).map(|_| ()).map_err(|e| e.to_string())
+    };
+    for (version, said) in [(None, 1), (Some(1), 1), (Some(3), 3)] {
+        let why = with(version).unwrap_err();
+        let words = format!("of version {said}, and this larder reads version 2");
+        assert!(why.contains(&words), "{why}");
+    }
+    assert_eq!(with(Some(2)), Ok(()));
 }
 
 /// Whatever is left of a file is replayed as far as it goes, and no difference is made up.

@@ -6,6 +6,7 @@ use larder_base::Nanos;
 
 use super::digest::{Answers, Digest};
 use crate::record::Gathered;
+pub use crate::record::{Again, Replayed};
 use larder_format::recording::bytes::{put, unzigzag, zigzag};
 use larder_format::recording::{BadRecord, ChunkSink, Cursor};
 
@@ -94,22 +95,6 @@ impl SharedTape {
         *self.tape() = None;
     }
 }
-
-/// What a record was decided to, then and now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Again {
-    /// Monotonic nanoseconds of the input, as recorded.
-    pub nanos: u64,
-    /// What was told.
-    pub input: String,
-    /// Digest of what was decided when it was recorded.
-    pub recorded: u32,
-    /// Digest of what is decided now.
-    pub replayed: u32,
-}
-
-/// What a replay of one record came to.
-pub type Replayed = Result<Again, BadRecord>;
 
 /// The records of one chunk, or of several that are parts of one another, from front to back.
 pub struct StreamReader<'a> {

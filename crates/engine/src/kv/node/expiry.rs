@@ -3,11 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use larder_base::lock::LockKind;
 use larder_base::{Now, UnixSecs};
 
-use super::node::Node;
-use crate::dram::ObjectMemory;
+use super::schedule::Around;
 
 /// What removes expired objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +44,11 @@ impl CrawlerState {
         on
     }
 
+    /// All objects have been looked through.
+    pub(super) fn done(&self) {
+        self.wanted.store(false, Ordering::Relaxed);
+    }
+
     pub(super) fn report(&self) -> Crawler {
         Crawler {
             enabled: self.enabled.load(Ordering::Relaxed),
@@ -73,17 +76,22 @@ pub(super) struct Expiring {
     pass: Option<Pass>,
 }
 
+/// What a piece of the removal came to in a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Expired {
+    /// A pass over it was under way before.
+    pub(super) was_under_way: bool,
+    /// It has not come to the end of the shard.
+    pub(super) more: bool,
+}
+
 impl Expiring {
     /// Removes some, from one shard. Returns whether there is more to do at once.
-    pub(super) fn step<L: LockKind, M: ObjectMemory>(
-        &mut self,
-        now: Now,
-        node: &Node<L, M>,
-    ) -> bool {
+    pub(super) fn step(&mut self, now: Now, around: &mut impl Around) -> bool {
         let mut pass = match self.pass.take() {
             Some(pass) => pass,
             None => {
-                let crawler = node.crawler.report();
+                let crawler = around.crawler();
                 if !crawler.enabled || !crawler.running && now.wall == self.second {
                     return false;
                 }
@@ -91,13 +99,11 @@ impl Expiring {
                 Pass { shard: 0, all: crawler.running, left: None }
             }
         };
-        while pass.shard < node.shards() {
-            let mut shard = node.lock(pass.shard);
-            if shard.expiry_is_due(now, pass.all) {
+        while pass.shard < around.count() {
+            if let Some(expired) = around.expire(now, pass.shard, pass.all) {
                 // A pass that is under way may have gone past what has expired since.
-                let left = pass.left.unwrap_or(1 + u8::from(pass.all && shard.is_expiring()));
-                let left = left - u8::from(!shard.expire(now, pass.all));
-                drop(shard);
+                let left = pass.left.unwrap_or(1 + u8::from(pass.all && expired.was_under_way));
+                let left = left - u8::from(!expired.more);
                 if left > 0 {
                     pass.left = Some(left);
                 } else {
@@ -106,11 +112,10 @@ impl Expiring {
                 self.pass = Some(pass);
                 return true;
             }
-            drop(shard);
             (pass.shard, pass.left) = (pass.shard + 1, None);
         }
         if pass.all {
-            node.crawler.wanted.store(false, Ordering::Relaxed);
+            around.crawled();
         }
         false
     }

@@ -1,5 +1,6 @@
 //! What one thread does beside the requests: it owns the flash log with its write budget, when classifiers are trained, which
-//! expired objects leave, the way to another limit of the memory, and what must be on disk ahead of all that.
+//! expired objects leave, the way to another limit of the memory, and what must be on disk ahead of all that. What comes next is decided
+//! in [`schedule`](super::schedule), apart from shards, log and files, so that a record of it replays alone.
 //!
 //! Nobody else has the log, so nobody waits for a segment that is written. What others want to know of it is a copy of its counters,
 //! which is published in the node after each step. The thread calls [`Maintenance::turn`], which does little each time and says
@@ -8,24 +9,21 @@
 //! Without flash it keeps room free ahead of writes in the same way.
 
 use larder_base::lock::{Lock, LockKind};
-use larder_base::{AppId, ByteSize, Nanos, Now};
+use larder_base::{AppId, ByteSize, Now};
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
 use larder_policy::learn::{Model, TrainingSet};
 
-use super::expiry::Expiring;
+use super::expiry::{Crawler, Expired};
 use super::node::{Follow, Followed, MemoryError, Node, OneByOne};
+use super::record::RecordedSchedule;
 use super::resizing::{Next, Resizing};
-use super::training::Training;
+use super::schedule::{Around, Stepped, Turn};
+use super::training::Trained;
 use crate::dram::ObjectMemory;
 use crate::kv::evicted::Evicted;
 use crate::kv::log::{FlashLog, LogStats, SegmentIo, Step};
-use crate::kv::record::{Decision, RecordedLog, Tape};
+use crate::kv::record::{Decision, MachineTape, RecordedLog, Tape};
 use crate::kv::resize::Resizable;
-
-/// It looks at everything this often at least.
-const EVERY: Nanos = Nanos::from_secs(1);
-/// Turns that find room wanting, after which training is seen to all the same.
-const BUSY: u32 = 1024;
 
 /// Small files, as an argument. What cannot be written is told the operator by who carries it out; the next start knows less then.
 pub trait StateIo {
@@ -52,15 +50,6 @@ pub trait MaintenanceEffects {
     fn resized(&mut self, _memory: &mut [u8]) {}
 }
 
-/// When the next turn is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// At once: there is more to do.
-    Again,
-    /// Then, or as soon as a shard calls.
-    At(Nanos),
-}
-
 /// What is published of the log.
 #[derive(Clone, Debug, Default)]
 pub struct LogReport {
@@ -76,30 +65,22 @@ struct Flash<B> {
     log: RecordedLog<B>,
     kept_budget: KeptBudget,
     segment_bytes: u64,
-    /// How many applications are known on disk, the default included.
-    names_kept: usize,
-    degraded: bool,
 }
 
-/// Owned by one thread. See the [module](self).
-pub struct Maintenance<B> {
-    flash: Option<Flash<B>>,
-    expiring: Expiring,
-    training: Training,
+/// Where the shards stand on the way to another limit on the memory.
+struct Following {
     /// The limit that the shards have.
     divided: u64,
     resizing: Option<Resizing>,
     /// Shards may differ from that limit: a change was begun.
     uneven: bool,
-    /// The last turn found nothing more to do.
-    rested: bool,
-    /// Some shard may be short of room.
-    wanted: bool,
-    /// The shard for which room is made next, without flash.
-    room_at: usize,
-    /// Turns in a row that made room.
-    busy: u32,
-    next: Nanos,
+}
+
+/// Owned by one thread. See the [module](self).
+pub struct Maintenance<B> {
+    flash: Option<Flash<B>>,
+    following: Following,
+    schedule: RecordedSchedule,
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
@@ -118,22 +99,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
                 kept_budget: KeptBudget::new(log.budget(), capacity, segment_bytes),
                 log: RecordedLog::new(log),
                 segment_bytes,
-                names_kept: names_kept + 1,
-                degraded: false,
             }
         });
+        let divided = node.memory_limit();
         let maintenance = Maintenance {
+            schedule: RecordedSchedule::new(flash.is_some(), seed, names_kept + 1),
             flash,
-            expiring: Expiring::default(),
-            training: Training::new(seed),
-            divided: node.memory_limit(),
-            resizing: None,
-            uneven: false,
-            rested: true,
-            wanted: false,
-            room_at: 0,
-            busy: 0,
-            next: Nanos::ZERO,
+            following: Following { divided, resizing: None, uneven: false },
         };
         maintenance.publish(node);
         maintenance
@@ -147,42 +119,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         io: &mut (impl SegmentIo + StateIo),
         fx: &mut impl MaintenanceEffects,
     ) -> Turn {
-        self.wanted |= std::mem::take(&mut self.rested);
-        let mut again = self.expiring.step(now, node);
-        if self.wanted {
-            self.wanted = self.make_room(now, node, io, fx);
-            again |= self.wanted;
-        }
-        self.busy = if self.wanted { self.busy + 1 } else { 0 };
-        if now.mono >= self.next && node.recording.load(std::sync::atomic::Ordering::Relaxed) {
-            // So that a quiet shard's last requests are in the file too.
-            node.flush_chunk();
-            if let Some(flash) = &mut self.flash {
-                flash.log.flush_chunk();
-            }
-        }
-        again |= self.follow_limit(now, node, fx);
-        // What is wanted at once goes first.
-        if (!self.wanted || self.busy > BUSY) && self.training.is_due(now.mono) {
-            self.busy = 0;
-            if let Some((samples, seed)) = self.training.look(now, &mut OneByOne(node)) {
-                fx.train(samples, seed);
-            }
-        }
-        if now.mono >= self.next || !again {
-            self.next = now.mono + EVERY;
-        }
-        if again {
-            return Turn::Again;
-        }
-        self.rested = true;
-        let training = if self.training.is_fitting() { self.next } else { self.training.next() };
-        Turn::At(self.next.min(training))
+        let Maintenance { flash, following, schedule } = self;
+        schedule.turn(now, &mut Doing { node, flash: flash.as_mut(), following, io, fx })
     }
 
     /// A shard has called since the last turn.
     pub fn wake(&mut self) {
-        self.wanted = true;
+        self.schedule.wake();
     }
 
     /// What came of fitting a model of `app`. Another turn is due then.
@@ -193,54 +136,147 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         app: AppId,
         model: Option<Model>,
     ) {
-        self.training.fitted(now, &mut OneByOne(node), app, model);
+        self.schedule.fitted(now, &mut OneByOne(node), app, model);
     }
 
     /// Whether [`Maintenance::fitted`] is awaited.
     pub fn is_fitting(&self) -> bool {
-        self.training.is_fitting()
+        self.schedule.is_fitting()
     }
 
-    /// One step towards the room that shards want. Returns whether there may be more to do.
-    fn make_room<L: LockKind, M: ObjectMemory>(
+    fn publish<L: LockKind, M>(&self, node: &Node<L, M>) {
+        if let Some(flash) = &self.flash {
+            flash.publish(node);
+        }
+    }
+
+    // ---- records ----
+
+    /// Records from now on, the log on a tape of its own, if there is one; both must be new.
+    pub fn record(&mut self, log: Option<Tape>, own: MachineTape) {
+        if let (Some(flash), Some(tape)) = (&mut self.flash, log) {
+            flash.log.record(tape);
+        }
+        self.schedule.record(own);
+    }
+
+    /// Ends recording, and says how many records the streams have: that of the log, if there is one, then its own.
+    pub fn end_recording(&mut self) -> Vec<u64> {
+        let log = self.flash.as_mut().map(|flash| flash.log.end_recording().unwrap_or(0));
+        log.into_iter().chain([self.schedule.end_recording().unwrap_or(0)]).collect()
+    }
+
+    /// A step of the log as a replay takes it, and what was decided in it. `None` without flash.
+    pub fn replay<L: LockKind, M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        node: &Node<L, M>,
+        io: &mut impl SegmentIo,
+        follow: &mut impl Follow,
+    ) -> Option<Decision> {
+        let flash = self.flash.as_mut()?;
+        Some(flash.log.decide(now, &mut Followed { node, follow }, io).1)
+    }
+
+    // ---- a stop ----
+
+    /// Writes out what is staged, however little, after the last request and behind the end of the record.
+    pub fn drain<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
         io: &mut (impl SegmentIo + StateIo),
-        fx: &mut impl MaintenanceEffects,
-    ) -> bool {
-        let more = match &mut self.flash {
-            Some(flash) => {
-                flash.keep_names(node, io);
-                // What one step may take from the budget: three segments, and what one has for padding.
-                flash.keep_budget(now, 4 * flash.segment_bytes, io);
-                let step = flash.log.step(now, &mut OneByOne(node), io);
-                let degraded = flash.log.stats().degraded;
-                if std::mem::replace(&mut flash.degraded, degraded) != degraded {
-                    fx.degraded(degraded);
-                }
-                self.publish(node);
-                step == Step::Worked
-            }
-            None => loop {
-                if self.room_at == node.shards() {
-                    self.room_at = 0;
-                    break false;
-                }
-                if node.lock(self.room_at).make_free_room(now) {
-                    break true;
-                }
-                self.room_at += 1;
-            },
-        };
-        if node.is_watched() {
-            (0..node.shards()).for_each(|shard| tell(now, node, shard, fx));
-        }
-        more
+    ) {
+        self.keep_names(node, io);
+        let Some(flash) = &mut self.flash else { return };
+        // The padding of two segments.
+        flash.keep_budget(now, 2 * flash.segment_bytes, io);
+        flash.log.unrecorded().drain(now, &mut OneByOne(node), io);
+        self.publish(node);
     }
 
+    /// The log. `None` without flash.
+    pub fn log(&self) -> Option<&FlashLog<B>> {
+        self.flash.as_ref().map(|flash| &*flash.log)
+    }
+
+    /// The log, for tests and for what a stop alone does.
+    pub fn log_mut(&mut self) -> Option<&mut FlashLog<B>> {
+        self.flash.as_mut().map(|flash| flash.log.unrecorded())
+    }
+
+    /// Names and budget are on disk, before so many bytes more are written.
+    pub fn keep_ahead<L: LockKind, M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        node: &Node<L, M>,
+        bytes: u64,
+        io: &mut impl StateIo,
+    ) {
+        if let Some(flash) = &mut self.flash {
+            flash.keep_budget(now, bytes, io);
+        }
+        self.keep_names(node, io);
+    }
+
+    fn keep_names<L: LockKind, M: ObjectMemory>(
+        &mut self,
+        node: &Node<L, M>,
+        io: &mut impl StateIo,
+    ) {
+        if self.flash.is_some() {
+            self.schedule.keep_names(names_known(node), || keep_names(node, io));
+        }
+    }
+
+    /// So many bytes were written beside the segments; what the budget must remember is on disk.
+    pub fn charge<L: LockKind, M>(
+        &mut self,
+        now: Now,
+        node: &Node<L, M>,
+        bytes: u64,
+        io: &mut impl StateIo,
+    ) {
+        let Some(flash) = &mut self.flash else { return };
+        let budget = flash.log.unrecorded().budget_mut();
+        budget.charge(now.mono, bytes);
+        io.keep_budget(budget.state(now.mono));
+        self.publish(node);
+    }
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
+    fn publish<L: LockKind, M>(&self, node: &Node<L, M>) {
+        let memory_bytes = self.log.memory_bytes();
+        let mut report = node.report.lock();
+        report.stats = *self.log.stats();
+        report.memory_bytes = memory_bytes;
+        report.budget = Some(self.log.budget().clone());
+    }
+
+    /// The file of the write budget is ahead of what is written, before so many bytes more are.
+    fn keep_budget(&mut self, now: Now, bytes: u64, io: &mut impl StateIo) {
+        if let Some(state) = self.kept_budget.due(now.mono, self.log.budget(), bytes) {
+            io.keep_budget(state);
+            self.kept_budget.kept(now.mono, state);
+        }
+    }
+}
+
+fn names_known<L: LockKind, M>(node: &Node<L, M>) -> usize {
+    node.names_known.load(std::sync::atomic::Ordering::Acquire)
+}
+
+/// How many names there are now that they are kept, the default's included.
+fn keep_names<L: LockKind, M: ObjectMemory>(node: &Node<L, M>, io: &mut impl StateIo) -> usize {
+    let names = node.names();
+    io.keep_names(&names);
+    names.len() + 1
+}
+
+impl Following {
     /// One step towards the limit on the memory that was set last. Returns whether there are more.
-    fn follow_limit<L: LockKind, M: Resizable>(
+    fn step<L: LockKind, M: Resizable>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
@@ -302,120 +338,99 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         node.memory.compare_exchange(wanted, self.divided, Relaxed, Relaxed).ok();
         self.uneven
     }
+}
 
-    fn publish<L: LockKind, M>(&self, node: &Node<L, M>) {
-        let Some(flash) = &self.flash else { return };
-        let memory_bytes = flash.log.memory_bytes();
-        let mut report = node.report.lock();
-        report.stats = *flash.log.stats();
-        report.memory_bytes = memory_bytes;
-        report.budget = Some(flash.log.budget().clone());
+/// What the schedule wants done, with shards, log and files.
+struct Doing<'a, L: LockKind, M, B, I, F> {
+    node: &'a Node<L, M>,
+    flash: Option<&'a mut Flash<B>>,
+    following: &'a mut Following,
+    io: &'a mut I,
+    fx: &'a mut F,
+}
+
+impl<L: LockKind, M: ObjectMemory, B, I, F> Trained for Doing<'_, L, M, B, I, F> {
+    type Model = Model;
+
+    fn count(&self) -> usize {
+        self.node.shards()
     }
-
-    // ---- records ----
-
-    /// Records the log from now on; it must be new.
-    pub fn record(&mut self, tape: Tape) {
-        if let Some(flash) = &mut self.flash {
-            flash.log.record(tape);
-        }
+    fn training_due(&mut self, shard: usize, now: Now) -> Option<AppId> {
+        OneByOne(self.node).training_due(shard, now)
     }
-
-    /// Ends recording of the log, and says how many records its stream has.
-    pub fn end_recording(&mut self) -> Option<u64> {
-        self.flash.as_mut()?.log.end_recording()
+    fn take_training_set(&mut self, shard: usize, app: AppId, now: Now) -> Option<TrainingSet> {
+        OneByOne(self.node).take_training_set(shard, app, now)
     }
-
-    /// A step of the log as a replay takes it, and what was decided in it. `None` without flash.
-    pub fn replay<L: LockKind, M: ObjectMemory>(
-        &mut self,
-        now: Now,
-        node: &Node<L, M>,
-        io: &mut impl SegmentIo,
-        follow: &mut impl Follow,
-    ) -> Option<Decision> {
-        let flash = self.flash.as_mut()?;
-        Some(flash.log.decide(now, &mut Followed { node, follow }, io).1)
-    }
-
-    // ---- a stop ----
-
-    /// Writes out what is staged, however little, after the last request and behind the end of the record.
-    pub fn drain<L: LockKind, M: ObjectMemory>(
-        &mut self,
-        now: Now,
-        node: &Node<L, M>,
-        io: &mut (impl SegmentIo + StateIo),
-    ) {
-        let Some(flash) = &mut self.flash else { return };
-        flash.keep_names(node, io);
-        // The padding of two segments.
-        flash.keep_budget(now, 2 * flash.segment_bytes, io);
-        flash.log.unrecorded().drain(now, &mut OneByOne(node), io);
-        self.publish(node);
-    }
-
-    /// The log. `None` without flash.
-    pub fn log(&self) -> Option<&FlashLog<B>> {
-        self.flash.as_ref().map(|flash| &*flash.log)
-    }
-
-    /// The log, for tests and for what a stop alone does.
-    pub fn log_mut(&mut self) -> Option<&mut FlashLog<B>> {
-        self.flash.as_mut().map(|flash| flash.log.unrecorded())
-    }
-
-    /// Names and budget are on disk, before so many bytes more are written.
-    pub fn keep_ahead<L: LockKind, M: ObjectMemory>(
-        &mut self,
-        now: Now,
-        node: &Node<L, M>,
-        bytes: u64,
-        io: &mut impl StateIo,
-    ) {
-        if let Some(flash) = &mut self.flash {
-            flash.keep_budget(now, bytes, io);
-            flash.keep_names(node, io);
-        }
-    }
-
-    /// So many bytes were written beside the segments; what the budget must remember is on disk.
-    pub fn charge<L: LockKind, M>(
-        &mut self,
-        now: Now,
-        node: &Node<L, M>,
-        bytes: u64,
-        io: &mut impl StateIo,
-    ) {
-        let Some(flash) = &mut self.flash else { return };
-        let budget = flash.log.unrecorded().budget_mut();
-        budget.charge(now.mono, bytes);
-        io.keep_budget(budget.state(now.mono));
-        self.publish(node);
+    fn install(&mut self, shard: usize, app: AppId, model: Model, now: Now) {
+        OneByOne(self.node).install(shard, app, model, now);
     }
 }
 
-impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
-    /// Records on flash bear numbers of applications, and must not outlive what they mean.
-    fn keep_names<L: LockKind, M: ObjectMemory>(
-        &mut self,
-        node: &Node<L, M>,
-        io: &mut impl StateIo,
-    ) {
-        let known = node.names_known.load(std::sync::atomic::Ordering::Acquire);
-        if self.names_kept != known {
-            let names = node.names();
-            self.names_kept = names.len() + 1;
-            io.keep_names(&names);
+impl<L, M, B, I, F> Around for Doing<'_, L, M, B, I, F>
+where
+    L: LockKind,
+    M: Resizable,
+    B: AsRef<[u8]> + AsMut<[u8]>,
+    I: SegmentIo + StateIo,
+    F: MaintenanceEffects,
+{
+    fn crawler(&mut self) -> Crawler {
+        self.node.crawler.report()
+    }
+    fn expire(&mut self, now: Now, shard: usize, all: bool) -> Option<Expired> {
+        let mut shard = self.node.lock(shard);
+        if !shard.expiry_is_due(now, all) {
+            return None;
+        }
+        let was_under_way = shard.is_expiring();
+        Some(Expired { was_under_way, more: shard.expire(now, all) })
+    }
+    fn crawled(&mut self) {
+        self.node.crawler.done();
+    }
+    fn names_known(&mut self) -> usize {
+        names_known(self.node)
+    }
+    fn keep_names(&mut self) -> usize {
+        keep_names(self.node, self.io)
+    }
+    fn keep_budget(&mut self, now: Now, segments: u64) {
+        if let Some(flash) = &mut self.flash {
+            flash.keep_budget(now, segments * flash.segment_bytes, self.io);
         }
     }
-
-    /// The file of the write budget is ahead of what is written, before so many bytes more are.
-    fn keep_budget(&mut self, now: Now, bytes: u64, io: &mut impl StateIo) {
-        if let Some(state) = self.kept_budget.due(now.mono, self.log.budget(), bytes) {
-            io.keep_budget(state);
-            self.kept_budget.kept(now.mono, state);
+    fn step(&mut self, now: Now) -> Stepped {
+        let Some(flash) = &mut self.flash else {
+            return Stepped { worked: false, degraded: false };
+        };
+        let step = flash.log.step(now, &mut OneByOne(self.node), self.io);
+        flash.publish(self.node);
+        Stepped { worked: step == Step::Worked, degraded: flash.log.stats().degraded }
+    }
+    fn degraded(&mut self, degraded: bool) {
+        self.fx.degraded(degraded);
+    }
+    fn free_room(&mut self, now: Now, shard: usize) -> bool {
+        self.node.lock(shard).make_free_room(now)
+    }
+    fn made_room(&mut self, now: Now) {
+        if self.node.is_watched() {
+            (0..self.node.shards()).for_each(|shard| tell(now, self.node, shard, self.fx));
         }
+    }
+    fn hand_on(&mut self) {
+        if self.node.recording.load(std::sync::atomic::Ordering::Relaxed) {
+            self.node.flush_chunk();
+            if let Some(flash) = &mut self.flash {
+                flash.log.flush_chunk();
+            }
+        }
+    }
+    fn follow_limit(&mut self, now: Now) -> bool {
+        self.following.step(now, self.node, self.fx)
+    }
+    fn train(&mut self, samples: TrainingSet, seed: u64) {
+        self.fx.train(samples, seed);
     }
 }
 

@@ -7,7 +7,8 @@
 //! - [`Study`]: the same where a study fixes the DRAM for objects alone.
 //! - [`run_setup`]: what shards and log are built from, as [`RunSetup`](super::record::RunSetup) states it.
 //! - [`Node`]: the shards behind their locks, and the names of applications; what any thread calls.
-//! - [`Maintenance`]: what one thread does beside the requests. It owns the log.
+//! - [`Maintenance`]: what one thread does beside the requests. It owns the log. A record of what it decides replays alone:
+//!   [`ReplayedMaintenance`].
 //! - [`start`]: what of the last run can be believed, and in which order starts and stops make things durable.
 //! - [`Resizing`]: how shards are taken to another limit while they serve.
 //! - [`Training`]: when classifiers are trained, and on what.
@@ -18,7 +19,9 @@ mod maintenance;
 #[expect(clippy::module_inception, reason = "a node is made of the machines in this folder")]
 mod node;
 mod plan;
+mod record;
 mod resizing;
+mod schedule;
 mod setup;
 pub mod start;
 mod study;
@@ -26,10 +29,12 @@ mod totals;
 mod training;
 
 pub use expiry::Crawler;
-pub use maintenance::{LogReport, Maintenance, MaintenanceEffects, StateIo, Turn};
+pub use maintenance::{LogReport, Maintenance, MaintenanceEffects, StateIo};
 pub use node::{AtRest, Follow, MemoryError, Node};
 pub use plan::{APP_WORDS, AdmissionNeed, Plan, PlanError, REGION_HEADER, table_words};
+pub use record::{ReplayedApplications, ReplayedMaintenance};
 pub use resizing::{Next, Resizing};
+pub use schedule::Turn;
 pub use setup::{Cache, LogStart, Start, budget_rate, run_setup};
 pub use study::{Study, StudyError};
 pub use totals::{LogTotals, Totals};

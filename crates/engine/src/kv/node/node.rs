@@ -11,19 +11,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 
 use larder_base::lock::{Lock, LockKind, Rank, SharedLock};
 use larder_base::{AppId, ByteSize, KeyHasher, Now, ObjectHash, UnixSecs, Words};
-use larder_policy::application::{ApplicationError, Applications, Lookup};
+use larder_policy::application::{ApplicationError, Lookup};
 use larder_policy::learn::{Model, TrainingSet};
 
 use super::expiry::{Crawler, CrawlerState};
 use super::maintenance::LogReport;
 use super::plan::{Plan, PlanError};
+use super::record::RecordedApplications;
 use super::training::Trained;
 use crate::dram::{Arena, ObjectMemory};
 use crate::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Reply, Request};
 use crate::kv::config::object_fits;
 use crate::kv::evicted::Evicted;
 use crate::kv::log::{OwnerOf, Shards};
-use crate::kv::record::{Decision, Input, RecordedShard, RunSetup, SetupError, Tape, replay};
+use crate::kv::record::{
+    Decision, Input, MachineTape, RecordedShard, RunSetup, SetupError, Tape, replay,
+};
 use crate::kv::saved::Saved;
 use crate::kv::shard::KvShard;
 
@@ -42,7 +45,7 @@ type Cells<L, M> = Box<[Apart<<L as LockKind>::Lock<RecordedShard<M>>>]>;
 pub struct Node<L: LockKind, M = Arena> {
     hasher: KeyHasher,
     cells: Cells<L, M>,
-    applications: L::Shared<Applications>,
+    applications: L::Shared<RecordedApplications>,
     /// How many there are, to be asked without the lock.
     pub(super) names_known: AtomicUsize,
     /// What ends a key's prefix: a key without it needs no look at the applications.
@@ -121,7 +124,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             hasher: setup.hasher(),
             cells: cells.collect(),
             names_known: applications.len().into(),
-            applications: L::Shared::new(APPLICATIONS, applications),
+            applications: L::Shared::new(APPLICATIONS, RecordedApplications::new(applications)),
             delimiter: setup.applications.config.delimiter.bytes().next(),
             max_object: setup.shard.max_object,
             no_eviction: setup.shard.no_eviction,
@@ -276,7 +279,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
     }
 
     #[cold]
-    fn change_names<R>(&self, change: impl FnOnce(&mut Applications) -> R) -> R {
+    fn change_names<R>(&self, change: impl FnOnce(&mut RecordedApplications) -> R) -> R {
         let mut names = self.applications.write();
         let answer = change(&mut names);
         self.names_known.store(names.len(), Ordering::Release);
@@ -377,11 +380,22 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         self.lock(shard).record(tape);
     }
 
-    /// Hands on what is on the tapes of the shards.
+    /// Records which names of applications are given numbers, from now on; there must have been no request.
+    pub fn record_applications(&self, tape: MachineTape) {
+        self.applications.write().record(tape);
+    }
+
+    /// Hands on what is on the tapes of shards and applications.
     pub fn flush_chunk(&self) {
         for shard in 0..self.shards() {
             self.lock(shard).flush_chunk();
         }
+        self.applications.write().flush_chunk();
+    }
+
+    /// Ends recording of the names of applications, and says how many records their stream has.
+    pub fn end_recording_applications(&self) -> Option<u64> {
+        self.applications.write().end_recording()
     }
 
     /// Ends recording of the shards, and says how many records the stream of each has.
@@ -484,6 +498,8 @@ impl<L: LockKind, M: ObjectMemory> Shards<M> for OneByOne<'_, L, M> {
 }
 
 impl<L: LockKind, M: ObjectMemory> Trained for OneByOne<'_, L, M> {
+    type Model = Model;
+
     fn count(&self) -> usize {
         self.0.shards()
     }

@@ -101,6 +101,7 @@ pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, 
     };
     let room = |bytes: usize| if cache.no_eviction { 0 } else { bytes as u64 };
     Ok(RunSetup {
+        kv: RunSetup::VERSION,
         larder: start.larder.clone(),
         uuid: start.uuid.clone(),
         hash_key: start.hash_key.0,

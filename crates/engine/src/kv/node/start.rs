@@ -10,13 +10,16 @@
 //! owning run is the one that directory and superblock name, which the next start goes on with, or a cold start.
 //!
 //! Order of a stop: segments are durable, then the checkpoint, then the superblock says that the stop was clean, then the memory is
-//! given back. The host reads and writes the bytes. Of the superblock there are two copies: [`Superblocks`].
+//! given back. The host reads and writes the bytes. Of the superblock there are two copies: [`Superblocks`]. What a directory says of
+//! runs is [`RunNote`]; what was in DRAM comes back by a [`Claim`] and is kept by a [`DramKeeper`].
 //!
 //! ```text
 //! word 0 magic   1 layout version   2,3 UUID   4 run   5 announced run   6 shards   7 words per index
 //! 8 words of the segment table      9 bytes per segment      10 latest time that anything was judged by, Unix seconds
 //! ```
 
+mod dram;
+mod runs;
 mod superblocks;
 
 use larder_base::lock::LockKind;
@@ -30,6 +33,8 @@ use crate::dram::ObjectMemory;
 use crate::index::FlashIndex;
 use crate::kv::log::SegmentTable;
 use crate::kv::planted::Planted;
+pub use dram::{Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names, void};
+pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, UsedFlash, take_directory};
 pub use superblocks::{Heads, Superblocks};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
@@ -299,8 +304,13 @@ pub trait StartIo {
     /// The data directory names this run.
     ///
     /// # Errors
-    /// What ends the start.
+    /// Why it does not: it may still name the one before.
     fn write_run(&mut self, run: u64) -> Result<(), Self::Error>;
+    /// The data directory names no run: the next start knows nothing of the last.
+    ///
+    /// # Errors
+    /// What ends the start.
+    fn forget_run(&mut self) -> Result<(), Self::Error>;
     /// The flash has this superblock.
     ///
     /// # Errors
@@ -325,7 +335,10 @@ pub fn take_over<I: StartIo>(
     next: &Superblock,
     io: &mut I,
 ) -> Result<(), I::Error> {
-    io.write_run(next.run)?;
+    if io.write_run(next.run).is_err() {
+        // A flash that is put back, or another one, would agree with the run before, and so would a memory file of that.
+        io.forget_run()?;
+    }
     io.write_superblock(next)?;
     // A kill must leave no words that are owned and do not say what has expired.
     io.keep_time();
@@ -450,4 +463,55 @@ pub fn divide(
     let plan = Plan::keeping(memory, max_item, flash, need, (shards, buckets))
         .map_err(DivisionError::Kept)?;
     Ok(Division::Kept { plan, wanted })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_format::Uuid;
+
+    /// A directory that cannot be written, or neither written nor cleared.
+    #[derive(Default)]
+    struct Full {
+        made: Vec<&'static str>,
+        stuck: bool,
+    }
+
+    impl StartIo for Full {
+        type Error = ();
+        fn write_run(&mut self, _: u64) -> Result<(), ()> {
+            Err(())
+        }
+        fn forget_run(&mut self) -> Result<(), ()> {
+            self.made.push("no run");
+            if self.stuck { Err(()) } else { Ok(()) }
+        }
+        fn write_superblock(&mut self, _: &Superblock) -> Result<(), ()> {
+            self.made.push("superblock");
+            Ok(())
+        }
+        fn keep_time(&mut self) {}
+        fn remove_checkpoint(&mut self) -> Result<(), ()> {
+            Ok(())
+        }
+    }
+
+    /// Else a memory file of the run before, beside a flash of that time, would be believed by a later start.
+    #[test]
+    fn a_directory_that_cannot_name_the_run_does_not_name_the_one_before() {
+        let bytes = larder_format::geometry::SEGMENTS_AT + (64 << 20);
+        let geometry = Geometry::with_segment(bytes, 1 << 20).unwrap();
+        let key = larder_base::HashKey([1; 16]);
+        let first = Superblock::format(Uuid([1; 16]), key, geometry, UnixSecs(1));
+        let next = next_superblock(&first, UnixSecs(2), 3, 4);
+        let shape =
+            Shape { uuid: [1; 16], segments: 64, segment_bytes: 1 << 20, shards: 1, buckets: 1 };
+        let mut header = Words::heap(BINDING_WORDS);
+        let mut io = Full::default();
+        assert_eq!(take_over(&shape, &mut header, &next, &mut io), Ok(()));
+        assert_eq!(io.made, ["no run", "superblock"]);
+        let mut io = Full { stuck: true, ..Full::default() };
+        assert_eq!(take_over(&shape, &mut header, &next, &mut io), Err(()));
+        assert_eq!(io.made, ["no run"]);
+    }
 }

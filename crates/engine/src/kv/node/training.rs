@@ -4,13 +4,15 @@
 //! Shards are looked at once a second, so that training costs what it costs however many requests come.
 
 use larder_base::{AppId, Nanos, Now};
-use larder_policy::learn::{Model, TrainingSet};
+use larder_policy::learn::TrainingSet;
 
 /// From one look at the shards to the next.
 const EVERY: Nanos = Nanos::from_secs(1);
 
 /// What training asks of the shards, which may be locked one at a time.
 pub trait Trained {
+    /// A model.
+    type Model: Clone;
     /// How many there are.
     fn count(&self) -> usize;
     /// The application whose samples in this shard are enough for a model.
@@ -18,7 +20,7 @@ pub trait Trained {
     /// The samples of this shard for a model of `app`.
     fn take_training_set(&mut self, shard: usize, app: AppId, now: Now) -> Option<TrainingSet>;
     /// This shard uses the model from now on.
-    fn install(&mut self, shard: usize, app: AppId, model: Model, now: Now);
+    fn install(&mut self, shard: usize, app: AppId, model: Self::Model, now: Now);
 }
 
 /// The schedule of one cache.
@@ -83,12 +85,12 @@ impl Training {
     }
 
     /// What came of fitting: all shards use the model from now on, if there is one.
-    pub fn fitted(
+    pub fn fitted<T: Trained>(
         &mut self,
         now: Now,
-        shards: &mut impl Trained,
+        shards: &mut T,
         app: AppId,
-        model: Option<Model>,
+        model: Option<T::Model>,
     ) {
         self.fitting = false;
         let Some(model) = model else { return };
@@ -102,7 +104,7 @@ impl Training {
 mod tests {
     use super::*;
     use larder_base::UnixSecs;
-    use larder_policy::learn::{ClassWeights, FeatureSet};
+    use larder_policy::learn::{ClassWeights, FeatureSet, Model};
 
     /// Shards with samples of an application each, and a model once they have one.
     #[derive(Default)]
@@ -112,6 +114,7 @@ mod tests {
     }
 
     impl Trained for Asking {
+        type Model = Model;
         fn count(&self) -> usize {
             self.due.len()
         }

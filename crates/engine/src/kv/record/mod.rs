@@ -14,17 +14,23 @@
 //! ```text
 //! record  input, decision: see `input` and `decision`; times are differences within the chunk
 //! ```
-//! Records lie in the chunks of a file ([`larder_format::recording`]). Streams `0..shards` are the shards', `shards` is the log's.
+//! Records lie in the chunks of a file ([`larder_format::recording`]). Streams `0..shards` are the shards', then comes the log's, where
+//! there is flash, then that of maintenance (when it comes, what it asks for and what it is answered) and that of the names of
+//! applications. Those two need no other stream to be replayed: [`MachineReader`] reads them.
 
 mod decision;
 mod input;
+mod machine;
 mod recorded;
 mod setup;
 mod tape;
 
+pub use crate::record::{Again, Replayed};
 pub(in crate::kv) use decision::replay;
 pub use decision::{Decision, What};
 pub use input::{Clocks, Got, Input, Io, MAX_KEPT_VALUE, Op as RecordedOp, decode};
+pub(in crate::kv) use machine::{Heard, unknown};
+pub use machine::{MachineReader, MachineTape};
 pub use recorded::{RecordedLog, RecordedShard};
-pub use setup::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
+pub use setup::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup, Whose};
 pub use tape::Tape;

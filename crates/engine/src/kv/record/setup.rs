@@ -23,6 +23,11 @@ const INDEX_WHOLE_FROM: usize = 25;
 /// Why shards and log cannot be built from a setup.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
+    /// Another version.
+    #[error(
+        "the record of the key-value cache is of version {0}, and this larder reads version {VERSION}: replay it with the larder that wrote it"
+    )]
+    Version(u32),
     /// A number that no run has.
     #[error("{what} is {value}: it must be {must}")]
     Value {
@@ -134,9 +139,20 @@ impl AppsSetup {
     }
 }
 
+/// The version that is written and read: another one's streams are others, and so is what the engine decides. Those that did not say
+/// are of version 1.
+const VERSION: u32 = 2;
+
+fn version_that_was_not_said() -> u32 {
+    1
+}
+
 /// What a run was built from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunSetup {
+    /// The version of the record: [`RunSetup::VERSION`].
+    #[serde(default = "version_that_was_not_said")]
+    pub kv: u32,
     /// Larder's version.
     pub larder: String,
     /// UUID of the flash; of the run, without flash.
@@ -161,7 +177,51 @@ pub struct RunSetup {
     pub log: Option<LogSetup>,
 }
 
+/// Whose a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// That shard's.
+    Shard(usize),
+    /// The log's.
+    Log,
+    /// Maintenance's.
+    Maintenance,
+    /// The names of applications.
+    Applications,
+}
+
+impl std::fmt::Display for Whose {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Whose::Shard(shard) => write!(f, "shard {shard}"),
+            Whose::Log => f.write_str("log"),
+            Whose::Maintenance => f.write_str("maintenance"),
+            Whose::Applications => f.write_str("applications"),
+        }
+    }
+}
+
 impl RunSetup {
+    /// The version that is written and read.
+    pub const VERSION: u32 = VERSION;
+
+    /// How many streams a record has.
+    pub fn streams(&self) -> usize {
+        self.shards.len() + usize::from(self.log.is_some()) + 2
+    }
+
+    /// Whose this stream is; `None` if there is none of this number.
+    pub fn whose(&self, stream: usize) -> Option<Whose> {
+        let all = (0..self.shards.len()).map(Whose::Shard);
+        let log = self.log.as_ref().map(|_| Whose::Log);
+        all.chain(log).chain([Whose::Maintenance, Whose::Applications]).nth(stream)
+    }
+
+    /// The stream of maintenance. That of the names of applications follows it.
+    pub fn maintenance_stream(&self) -> usize {
+        self.streams() - 2
+    }
+
     /// The flash.
     pub fn flash(&self) -> FlashGeometry {
         FlashGeometry {
@@ -197,6 +257,9 @@ impl RunSetup {
         let check = |ok: bool, what, value: u64, must| {
             if ok { Ok(()) } else { Err(SetupError::Value { what, value, must }) }
         };
+        if self.kv != VERSION {
+            return Err(SetupError::Version(self.kv));
+        }
         let (s, n) = (&self.shard, self.shards.len());
         let sound = n.is_power_of_two() && n <= 256;
         check(sound, "the number of shards", n as u64, "a power of two, at most 256")?;
