@@ -615,6 +615,48 @@ fn the_daemon_is_ready_when_its_parent_returns() {
     assert!(String::from_utf8(out.stderr).unwrap().contains("/nonexistent/dir/sock"));
 }
 
+/// A file of the server's own, or somebody's that is no pid file, is neither replaced nor removed.
+#[test]
+fn files_that_hold_something_are_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    for name in ["checkpoint", "run.json", "flash"] {
+        std::fs::write(data.join(name), "kept").unwrap();
+    }
+    std::fs::write(data.join("lock"), "123\n").unwrap();
+    std::fs::write(dir.path().join("notes"), "kept").unwrap();
+    std::fs::hard_link(data.join("checkpoint"), dir.path().join("link")).unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    for (flag, name, why) in [
+        ("-e", "data/checkpoint", "is the checkpoint"),
+        ("-e", "data/../data/run.json", "which run"),
+        ("-e", "link", "is the checkpoint"),
+        ("-e", "data/flash", "is the flash"),
+        ("-P", "data/checkpoint", "is the checkpoint"),
+        ("-P", "data/lock", "is the lock"),
+        ("-P", "data/flash", "is the flash"),
+        ("-P", "link", "is the checkpoint"),
+        ("-P", "notes", "something else than a process id"),
+        ("--record", "data/checkpoint", "is the checkpoint"),
+        ("--capture", "data/run.json", "which run"),
+        ("-s", "data/lock", "is the lock"),
+        ("--flash", "data/checkpoint", "is the checkpoint"),
+    ] {
+        let out = larder()
+            .args(["kv", "--http", "off", "-l", "127.0.0.1", "-p", "0", flag, &path(name)])
+            .args(["--data-dir", &path("data")])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{flag} {name}: {text}");
+        assert!(text.contains(why) && text.contains("another"), "{flag} {name}: {text}");
+    }
+    for name in ["data/checkpoint", "data/run.json", "data/flash", "notes"] {
+        assert_eq!(std::fs::read_to_string(path(name)).unwrap(), "kept", "{name}");
+    }
+}
+
 #[test]
 fn json_logs_are_json() {
     let mut server = Running::start(&["--log-format", "json"]);

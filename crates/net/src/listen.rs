@@ -37,6 +37,13 @@ pub struct UnixPath {
     which: Which,
 }
 
+impl UnixPath {
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 /// Which file it is. An inode's number is soon another file's, which was not made at the same time.
 type Which = (u64, u64, Option<SystemTime>);
 

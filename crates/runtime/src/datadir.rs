@@ -100,8 +100,10 @@ pub struct SharedDir {
     _lock: File,
 }
 
-const LOCK: &str = "lock";
-const VERSION: &str = "VERSION";
+/// The file that is locked as long as the directory is open.
+pub const LOCK: &str = "lock";
+/// The file that says of which format the directory is.
+pub const VERSION: &str = "VERSION";
 const MAGIC: &str = "larder ";
 
 impl DataDir {

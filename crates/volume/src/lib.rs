@@ -10,6 +10,7 @@
 //! | [`nbd`] | an export of an NBD server |
 //! | [`object`] | chunks in an S3-compatible object store |
 //! | `ledger` | which writes were answered and are not durable, and how often some may have gone |
+//! | [`peer`] | which server is behind an NBD store, whatever it is called |
 //! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
 //! | `syncs` | flushes of a file, and what one that failed takes with it |
 //! | [`watch`] | whether somebody else changes a file that is served, and what times prove |
@@ -39,6 +40,7 @@ pub mod nbd;
 pub mod object;
 pub mod op;
 mod pages;
+pub mod peer;
 pub mod rate_limited;
 mod syncs;
 #[cfg(any(test, feature = "testing"))]
@@ -61,6 +63,7 @@ use mio::{Interest, Registry, Token};
 use crate::op::{Done, Op};
 pub use alone::Alone;
 pub use identity::Identity;
+pub use peer::{Likeness, Peer};
 pub use uri::Uri;
 
 /// What a store can do.
@@ -159,6 +162,11 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// Which store it is, whatever it is called: two with the same are one store. As far as it can be told.
     fn place(&self) -> String {
         self.uri().to_owned()
+    }
+
+    /// The server that it is an export of, if it is one's.
+    fn peer(&self) -> Option<Peer> {
+        None
     }
 
     /// Looks whether somebody else changes it, as far as that is cheap to see, and says how many times that was noticed since

@@ -25,9 +25,7 @@ mod words;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -39,6 +37,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::emulation::Steps;
 use super::ledger::Ledger;
+use super::peer::{Peer, Place};
 use super::{
     Backing, BackingError, Capabilities, Identity, Session, StoreTrouble, TOKENS, Timeouts, Uri,
 };
@@ -68,20 +67,13 @@ const PROBE: u64 = u64::MAX - 1;
 /// Bytes of it: no server insists on more.
 const PROBED: usize = 512;
 
-/// Where the server is.
-#[derive(Clone, Debug)]
-enum Place {
-    Unix(PathBuf),
-    /// The addresses of a name, tried in turn.
-    Tcp(Vec<SocketAddr>),
-}
-
 /// What sessions of one store share.
 #[derive(Debug)]
 struct Store {
     uri: String,
-    place: Place,
-    export: String,
+    peer: Peer,
+    /// See [`Backing::place`].
+    key: String,
     /// With the first contact; its size is that of then.
     negotiated: Negotiated,
     /// Bytes: the export may grow. A connection that was made before keeps the size that it was told, and is made anew.
@@ -172,23 +164,9 @@ impl NbdBacking {
     pub fn open(uri: &Uri, read_only: bool, timeout: Timeouts) -> Result<NbdBacking, BackingError> {
         let name = uri.to_string();
         let bad = |reason: String| BackingError::Open { uri: name.clone(), reason };
-        let (place, export) = match uri {
-            Uri::NbdUnix { socket, export } => (Place::Unix(socket.clone()), export),
-            Uri::NbdTcp { host, port, export } => {
-                let list: Vec<SocketAddr> = (host.as_str(), *port)
-                    .to_socket_addrs()
-                    .map_err(|e| bad(format!("the host's address: {e}")))?
-                    .collect();
-                if list.is_empty() {
-                    return Err(bad("the host has no address".into()));
-                }
-                (Place::Tcp(list), export)
-            }
-            Uri::File { .. } | Uri::S3 { .. } => {
-                return Err(bad("is not an NBD server".into()));
-            }
-        };
-        let negotiated = first_contact(&place, export, timeout.connect).map_err(&bad)?;
+        let peer = Peer::of(uri).map_err(&bad)?;
+        let peer = peer.ok_or_else(|| bad("is not an NBD server".into()))?;
+        let negotiated = first_contact(&peer, timeout.connect).map_err(&bad)?;
         if negotiated.size == 0 {
             return Err(bad("the export is empty".into()));
         }
@@ -219,8 +197,8 @@ impl NbdBacking {
         let shared = negotiated.has(transmission::CAN_MULTI_CONN) || read_only;
         let store = Arc::new(Store {
             uri: name.clone(),
-            place,
-            export: export.clone(),
+            key: peer.key(),
+            peer,
             size: AtomicU64::new(negotiated.size),
             negotiated,
             timeout,
@@ -257,14 +235,33 @@ impl NbdBacking {
     }
 }
 
-/// One connection, only to hear what is there.
-fn first_contact(place: &Place, export: &str, timeout: Duration) -> Result<Negotiated, String> {
+/// One connection, only to hear what is there. Of several addresses the first that answers is taken.
+fn first_contact(peer: &Peer, timeout: Duration) -> Result<Negotiated, String> {
+    let end = Instant::now() + timeout;
+    let mut link = Link::new(Token(0));
+    let mut tries = match &peer.place {
+        Place::Addresses(list) => list.len(),
+        Place::Socket(_) => 1,
+    };
+    loop {
+        tries -= 1;
+        match contact(&mut link, peer, end, timeout) {
+            Err(_) if tries > 0 && Instant::now() < end => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+fn contact(
+    link: &mut Link,
+    peer: &Peer,
+    end: Instant,
+    timeout: Duration,
+) -> Result<Negotiated, String> {
     let system = |e: std::io::Error| format!("cannot poll: {e}");
     let mut poll = Poll::new().map_err(system)?;
     let mut events = Events::with_capacity(8);
-    let end = Instant::now() + timeout;
-    let mut link = Link::new(Token(0));
-    link.connect(place, export, poll.registry(), Instant::now())?;
+    link.connect(peer, poll.registry(), Instant::now())?;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -307,7 +304,7 @@ impl Backing for NbdBacking {
     fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
         let store = &self.store;
         let bad = |reason: String| BackingError::Open { uri: store.uri.clone(), reason };
-        let found = first_contact(&store.place, &store.export, store.timeout.connect)
+        let found = first_contact(&store.peer, store.timeout.connect)
             .map_err(|e| bad(format!("its size: {e}")))?;
         let (before, now) = (store.size(), found.size);
         if now < before {
@@ -331,6 +328,14 @@ impl Backing for NbdBacking {
                 Ok(now)
             }
         }
+    }
+
+    fn place(&self) -> String {
+        self.store.key.clone()
+    }
+
+    fn peer(&self) -> Option<Peer> {
+        Some(self.store.peer.clone())
     }
 
     fn losses(&self) -> u64 {
@@ -546,7 +551,7 @@ impl NbdSession {
             }
             let store = self.store.clone();
             let link = &mut self.links[index];
-            if let Err(e) = link.connect(&store.place, &store.export, &self.registry, now) {
+            if let Err(e) = link.connect(&store.peer, &self.registry, now) {
                 self.broke(index, e, now);
             }
         }

@@ -23,6 +23,7 @@ mod worker;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -191,6 +192,13 @@ impl Doors {
         let certificate = config.tls.as_ref().map(tls::Certificates::load).transpose()?;
         let listeners = listen::open(&config.listen, certificate.is_some(), config.sockets)?;
         Ok(Doors { listeners, certificate })
+    }
+
+    /// Where is listened: the paths of Unix sockets, and TCP addresses with the ports that the system chose.
+    pub fn places(&self) -> (Vec<PathBuf>, Vec<SocketAddr>) {
+        let paths = self.listeners.iter().filter_map(|l| l.path.as_ref());
+        let paths = paths.map(|guard| guard.path().to_owned()).collect();
+        (paths, self.listeners.iter().filter_map(listen::Listener::address).collect())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use parking_lot::RwLock;
 
 use super::health::Health;
-use larder_volume::{Backing, Capabilities};
+use larder_volume::{Backing, Capabilities, Likeness};
 
 /// The longest name, bytes: what NBD takes.
 pub const LONGEST_NAME: usize = 4096;
@@ -192,16 +192,38 @@ pub enum VolumeError {
     Name(String),
 }
 
+/// Whether the store of `volume` is none of the others'. What may be one and cannot be told apart is said in the log.
 fn no_twin(map: &BTreeMap<String, Arc<Volume>>, volume: &Volume) -> Result<(), VolumeError> {
-    let place = volume.backing().place();
-    match map.values().find(|other| other.backing().place() == place) {
-        Some(other) => Err(VolumeError::Twin {
-            name: volume.name.clone(),
-            uri: volume.backing().uri().to_owned(),
-            other: other.name.clone(),
-        }),
-        None => Ok(()),
+    let (place, peer) = (volume.backing().place(), volume.backing().peer());
+    for other in map.values() {
+        let theirs = other.backing().peer();
+        let likeness = match (&peer, &theirs) {
+            _ if other.backing().place() == place => Likeness::Same,
+            (Some(peer), Some(theirs)) => peer.likeness(theirs),
+            _ => Likeness::None,
+        };
+        let one_size = other.capabilities().size == volume.capabilities().size;
+        match likeness {
+            Likeness::Same => {
+                return Err(VolumeError::Twin {
+                    name: volume.name.clone(),
+                    uri: volume.backing().uri().to_owned(),
+                    other: other.name.clone(),
+                });
+            }
+            Likeness::Perhaps if one_size => tracing::warn!(
+                "volume '{}' ('{}') and volume '{}' ('{}'): their stores are exports of one server, of one size, and NBD does not say \
+                 whether they are one disk: if they are, detach one, since what is written to one is missing from what is cached of \
+                 the other",
+                volume.name,
+                volume.backing().uri(),
+                other.name,
+                other.backing().uri(),
+            ),
+            _ => {}
+        }
     }
+    Ok(())
 }
 
 /// The volumes of a server.

@@ -29,6 +29,7 @@ use super::cleaner::{APPLICATIONS, BUDGET, Disk};
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
 use super::notifier::Notifier;
+use super::own_files::own_file;
 use super::record::{RecordConfig, Recorder};
 use super::run::{self, FlashOfRun};
 use super::warm::{Region, ShardWords, Writing, remove_checkpoint, write_checkpoint};
@@ -194,6 +195,10 @@ pub(super) fn prepare_any(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Re
 /// The file for what is in DRAM, if there is to be one.
 fn memory_file(config: &CacheConfig, undo: &mut Undo) -> Result<Option<MemoryFile>, CacheError> {
     let Some(path) = &config.memory_file else { return Ok(None) };
+    if let Some(what) = own_file(&config.data_dir, config.flash.as_deref(), path) {
+        let why = format!("it {what}, and would be overwritten: name another file with -e");
+        return Err(CacheError::MemoryFile { path: path.clone(), why });
+    }
     let file = MemoryFile::look(path)?;
     if file.made {
         undo.0.push(path.clone());

@@ -21,7 +21,7 @@ use larder_engine::kv::node::start::{NoteFile, RunNote, UsedFlash};
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, FileMark};
 
-const RUN: &str = "run.json";
+pub(super) const RUN: &str = "run.json";
 /// No run file is longer, bytes.
 const LONGEST: u64 = 64 << 10;
 

@@ -29,7 +29,7 @@ use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
 
 use super::run::RunFile;
 
-const CHECKPOINT: &str = "checkpoint";
+pub(super) const CHECKPOINT: &str = "checkpoint";
 const SECTION_TABLE: u32 = 1;
 const SECTION_INDEX: u32 = 2;
 const SECTION_APPS: u32 = 3;

@@ -3,6 +3,7 @@
 mod control;
 mod create;
 mod format;
+mod ours;
 mod select;
 mod serve;
 mod settings;

@@ -18,6 +18,7 @@ use larder_runtime::{LockError, LockFile, RingChoice, plain};
 use tracing::{error, info, warn};
 
 use super::format::failed;
+use super::ours::Ours;
 use super::settings::{DEFAULT_HTTP, OnCacheFailure, Settings};
 use super::tell;
 use crate::error::CliError;
@@ -185,7 +186,9 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let stores = args.stores.clone();
     let waits = stores.waits();
     let (all_read_only, dir) = (args.read_only, state_dir.clone());
+    let ours = Ours::new(&doors, args, &state_dir);
     let open_store = move |uri: &Uri, read_only: bool| {
+        ours.check(uri)?;
         backing::open_with(uri, &stores.options(all_read_only || read_only, &dir))
     };
     let mut absent: Vec<Absent> = Vec::new();

@@ -2,6 +2,7 @@
 
 mod args;
 mod machine;
+mod pidfile;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -23,6 +24,7 @@ use larder_settings::Log;
 use tracing::{error, info, warn};
 
 pub(crate) use args::Args;
+use pidfile::PidFile;
 
 use crate::error::CliError;
 use crate::signals::{self, Meaning};
@@ -116,6 +118,9 @@ fn serve(
         })
         .map_err(|e| CliError::Runtime(format!("starting the signal thread: {e}")))?;
 
+    if let Some(path) = &settings.pidfile {
+        pidfile::check(path)?;
+    }
     // A flash that is another's, before a Unix socket stands there by which this server could be taken for one that runs.
     // (In the data directory it is that one's lock which says whose it is.)
     if let Some(flash) = config.flash.as_ref().filter(|f| !f.path.starts_with(&config.data_dir)) {
@@ -125,7 +130,7 @@ fn serve(
     let sockets = Sockets::bind(&config).map_err(|e| CliError::Runtime(e.to_string()))?;
     let page_socket = bind_page(&config)?;
     let hosts = config.http_hosts.clone();
-    let log = config.data_dir.join("larder.log");
+    let log = config.data_dir.join(larder_cache::kv::LOG);
     // Where the log goes on. Without flash nobody else makes it.
     if child
         && config.flash.is_none()
@@ -171,7 +176,14 @@ fn serve(
         }
     };
     write_ports(server.addresses(), server.udp_addresses())?;
-    let pidfile = settings.pidfile.as_ref().map(|p| PidFile::write(p)).transpose()?;
+    let pidfile = match settings.pidfile.as_deref().map(PidFile::write).transpose() {
+        Ok(pidfile) => pidfile,
+        Err(e) => {
+            server.stop();
+            larder_kv::server::Store::shutdown(&*store, clock.now());
+            return Err(e);
+        }
+    };
     info!("ready on {}", server.listening().join(", "));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     if child {
@@ -400,35 +412,19 @@ fn write_ports(
             a.port()
         ));
     }
+    let said = std::fs::read_to_string(&path);
+    let is_port = |line: &str| line.starts_with("TCP INET") || line.starts_with("UDP INET");
+    let found = path.symlink_metadata().is_ok();
+    if found && !said.is_ok_and(|text| text.lines().all(is_port)) {
+        return Err(CliError::Runtime(format!(
+            "MEMCACHED_PORT_FILENAME '{}': holds something else than ports, and would be overwritten: remove it, or name another file",
+            path.display()
+        )));
+    }
     let temporary = path.with_extension("lck");
     std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path)).map_err(
         |e| CliError::Runtime(format!("MEMCACHED_PORT_FILENAME '{}': {e}", path.display())),
     )
-}
-
-/// The process id in a file, for as long as the server runs.
-struct PidFile(PathBuf);
-
-impl PidFile {
-    fn write(path: &std::path::Path) -> Result<PidFile, CliError> {
-        // Renamed into place, so that nobody reads half a number.
-        let bad = |e: std::io::Error| {
-            CliError::Runtime(format!(
-                "pidfile '{}': {e}: choose a path that this user may write (-P)",
-                path.display()
-            ))
-        };
-        let temporary = path.with_extension("tmp");
-        std::fs::write(&temporary, format!("{}\n", std::process::id())).map_err(bad)?;
-        std::fs::rename(&temporary, path).map_err(bad)?;
-        Ok(PidFile(path.to_owned()))
-    }
-}
-
-impl Drop for PidFile {
-    fn drop(&mut self) {
-        std::fs::remove_file(&self.0).ok();
-    }
 }
 
 /// `-d`: runs the same command again in a session of its own, and returns when it is ready or has failed. (A fork

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_base::ByteSize;
-use larder_cache::kv::CaptureConfig;
+use larder_cache::kv::{CaptureConfig, flash_in_the_way, own_file};
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::{Applications, ApplicationsConfig};
@@ -352,6 +352,7 @@ impl Config {
             return Err(value("capture-share", s.capture_share, must));
         }
         let memory_file = resolve_memory_file(&s, flash.as_ref())?;
+        own_files_are_left_alone(&s, &data_dir, flash.as_ref())?;
 
         let http = s.live_page.address(DEFAULT_HTTP)?.map(str::to_owned);
         s.live_page.http.get_or_insert_with(|| DEFAULT_HTTP.into());
@@ -424,6 +425,34 @@ fn resolve_log_buffers(s: &Settings) -> Result<(usize, usize), ConfigError> {
     };
     let watcher = sized("watcher-logbuf-size", s.watcher_logbuf_size)?;
     Ok((watcher, sized("worker-logbuf-size", s.worker_logbuf_size)?))
+}
+
+/// That no setting names for something else what the cache keeps for itself.
+fn own_files_are_left_alone(
+    s: &Settings,
+    data_dir: &Path,
+    flash: Option<&FlashConfig>,
+) -> Result<(), ConfigError> {
+    let flash = flash.map(|flash| flash.path.as_path());
+    if let Some(path) = flash
+        && let Some(what) = flash_in_the_way(data_dir, path)
+    {
+        return Err(value("flash", path.display(), format!("{what}: name another file")));
+    }
+    for (key, path) in [
+        ("memory-file", &s.memory_file),
+        ("pidfile", &s.pidfile),
+        ("record", &s.recording.record),
+        ("capture", &s.capture),
+        ("unix-socket", &s.unix_socket),
+    ] {
+        if let Some(path) = path
+            && let Some(what) = own_file(data_dir, flash, path)
+        {
+            return Err(value(key, path.display(), format!("{what}: name another file")));
+        }
+    }
+    Ok(())
 }
 
 fn resolve_memory_file(

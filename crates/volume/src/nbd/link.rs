@@ -8,7 +8,7 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
 use super::words::{asked_for, ended, request};
-use super::{Place, Timeouts};
+use super::{Peer, Place, Timeouts};
 use crate::op::{Done, Op};
 use larder_nbd::client::{Client, Event, Negotiated};
 use larder_runtime::make_room;
@@ -142,17 +142,16 @@ impl Link {
     /// Why it cannot even be begun.
     pub(super) fn connect(
         &mut self,
-        place: &Place,
-        export: &str,
+        peer: &Peer,
         registry: &Registry,
         now: Instant,
     ) -> Result<(), String> {
-        let (socket, name) = match place {
-            Place::Unix(path) => {
+        let (socket, name) = match &peer.place {
+            Place::Socket(path) => {
                 let socket = UnixStream::connect(path).inspect(make_room);
                 (socket.map(Socket::Unix), path.display().to_string())
             }
-            Place::Tcp(list) => {
+            Place::Addresses(list) => {
                 let address = list[self.address % list.len()];
                 self.address += 1;
                 let socket = TcpStream::connect(address).inspect(|s| {
@@ -173,7 +172,7 @@ impl Link {
             .map_err(|e| format!("{name}: {e}"))?;
         self.wire = Some(Box::new(Wire {
             socket,
-            client: Client::new(export),
+            client: Client::new(&peer.export),
             connected: false,
             readable: true,
             hung_up: false,

@@ -50,6 +50,8 @@ pub struct ObjectBacking {
     /// Bytes: it may grow.
     size: AtomicU64,
     hub: Hub,
+    /// See [`Backing::place`].
+    place: String,
 }
 
 impl fmt::Debug for ObjectBacking {
@@ -78,7 +80,15 @@ impl ObjectBacking {
         let (store, prefix) = client::connect(uri, options.timeout).map_err(&bad)?;
         let nonce = super::nonce().map_err(|e| bad(e.to_string()))?;
         let setup = Setup { options: options.clone(), nonce, lease_lasts: LEASE_LASTS };
-        ObjectBacking::with_store(name.clone(), store, prefix, setup)
+        let mut backing = ObjectBacking::with_store(name.clone(), store, prefix, setup)?;
+        // By whatever endpoint it is reached. A copy of the volume has its number, in another bucket.
+        if let (Ok(Identity::Objects { volume, .. }), Uri::S3 { bucket, prefix, .. }) =
+            (backing.hub.identity(), uri)
+        {
+            let number = u128::from_be_bytes(volume);
+            backing.place = format!("objects of volume {number:032x} at {bucket}/{prefix}");
+        }
+        Ok(backing)
     }
 
     fn with_store(
@@ -99,7 +109,8 @@ impl ObjectBacking {
             minimum: 1,
             maximum: MAX_PAYLOAD,
         };
-        Ok(ObjectBacking { uri, about, size: AtomicU64::new(size), hub })
+        let place = uri.clone();
+        Ok(ObjectBacking { uri, about, size: AtomicU64::new(size), hub, place })
     }
 }
 
@@ -121,6 +132,10 @@ impl Backing for ObjectBacking {
 
     fn identity(&self) -> Result<Identity, BackingError> {
         self.hub.identity().map_err(|reason| BackingError::Open { uri: self.uri.clone(), reason })
+    }
+
+    fn place(&self) -> String {
+        self.place.clone()
     }
 
     fn is_lost(&self) -> bool {

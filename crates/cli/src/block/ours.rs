@@ -1,0 +1,85 @@
+//! What is this daemon's own cannot be a store behind it: its exports, its cache, its files.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use larder_block::backing::{BackingError, Peer, Uri};
+use larder_block::server::Doors;
+
+use super::settings::Settings;
+
+/// See the [module](self).
+pub(super) struct Ours {
+    /// Where it exports volumes.
+    sockets: Vec<PathBuf>,
+    addresses: Vec<SocketAddr>,
+    /// Files and devices, and what they are.
+    files: Vec<(PathBuf, &'static str)>,
+    /// Directories of which everything is its own.
+    directories: Vec<PathBuf>,
+    /// Standard error, where that is a file.
+    log: Option<Metadata>,
+}
+
+impl Ours {
+    pub(super) fn new(doors: &Doors, args: &Settings, state_dir: &Path) -> Ours {
+        let (sockets, addresses) = doors.places();
+        let mut files = vec![
+            (args.cache.clone(), "the cache"),
+            (state_dir.join("block.lock"), "the lock of its state directory"),
+        ];
+        files.extend(args.recording.record.iter().map(|file| (file.clone(), "its record")));
+        let directories = ["stores", "block-maps"].map(|name| state_dir.join(name)).to_vec();
+        let log = standard_error().ok().filter(|found| found.is_file());
+        Ours { sockets, addresses, files, directories, log }
+    }
+
+    /// Whether the store of that name is nothing of the daemon's own. It is not opened: the daemon's own export may not answer yet.
+    ///
+    /// # Errors
+    /// [`BackingError::Open`], saying what it is.
+    pub(super) fn check(&self, uri: &Uri) -> Result<(), BackingError> {
+        let refused = |what: &str| {
+            Err(BackingError::Open { uri: uri.to_string(), reason: format!("is {what}: name another store") })
+        };
+        if let Uri::File { path } = uri {
+            let Ok(found) = path.metadata() else { return Ok(()) };
+            let is = |own: &Metadata| is_one(own, &found);
+            if let Some((_, what)) = self.files.iter().find(|f| f.0.metadata().is_ok_and(|m| is(&m))) {
+                return refused(&format!("{what} of this daemon itself"));
+            }
+            if self.log.as_ref().is_some_and(is) {
+                return refused("the file that this daemon writes its log to");
+            }
+            let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+            let inside = |dir: &PathBuf| dir.canonicalize().is_ok_and(|dir| whole.starts_with(dir));
+            if self.directories.iter().any(inside) {
+                return refused("one of the files that this daemon keeps in its state directory");
+            }
+            return Ok(());
+        }
+        // What cannot be looked up is said when it is opened.
+        match Peer::of(uri) {
+            Ok(Some(peer)) if peer.place.is_among(&self.sockets, &self.addresses) => {
+                refused("an export of this daemon itself, which would wait for its own answers")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether both are one file, or one block device by whatever name.
+fn is_one(a: &Metadata, b: &Metadata) -> bool {
+    if a.file_type().is_block_device() && b.file_type().is_block_device() {
+        return a.rdev() == b.rdev();
+    }
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+fn standard_error() -> io::Result<Metadata> {
+    File::from(io::stderr().as_fd().try_clone_to_owned()?).metadata()
+}
