@@ -1,10 +1,13 @@
 //! The cache device and the backing store of the model, sector by sector.
 
 use larder_base::{Killed, Rng};
-use larder_engine::block::{IoFailed, LogIo};
+use larder_engine::block::address::{Place, Placing};
+use larder_engine::block::{IoFailed, LineId, LogIo};
 use larder_format::PAGE_SIZE;
-use larder_format::block::{Layout, table};
+use larder_format::block::superblock::{COPY_BYTES, choose};
+use larder_format::block::{Layout, Volume, table};
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 
@@ -42,12 +45,21 @@ pub(crate) struct Device {
     pub(crate) holes: u64,
     /// Where the table is, and the generation of its pages.
     pub(crate) table: Option<(Layout, u64)>,
+    /// A volume that comes without its lines, while the superblock is written that has it.
+    pub(crate) coming: Option<Coming>,
     /// Bytes that were written, by whomever.
     written: u64,
     /// Who is charged for them.
     account: Option<Account>,
-    /// What was wrong with a hole, or was not charged.
+    /// What was wrong with a hole or with the table, or was not charged.
     pub(crate) complaint: Option<String>,
+}
+
+/// A volume as the superblock has it when it has come, and its lines, of which the table has none then.
+pub(crate) struct Coming {
+    pub(crate) volume: Volume,
+    pub(crate) lines: RangeInclusive<LineId>,
+    pub(crate) placing: Placing,
 }
 
 /// What a process was charged since it began, and what it has written.
@@ -76,6 +88,7 @@ impl Device {
             dies: false,
             holes: 0,
             table: None,
+            coming: None,
             written: 0,
             account: None,
             complaint: None,
@@ -143,6 +156,36 @@ impl Device {
     pub(crate) fn flush(&mut self) {
         for (sector, content) in self.unflushed.drain(..) {
             self.durable[sector] = content;
+        }
+        self.check_coming();
+    }
+
+    /// From the moment that the durable superblock has a volume that comes without its lines, the durable table has none of them:
+    /// after a power cut they would be used.
+    fn check_coming(&mut self) {
+        let Some((layout, generation)) = self.table else { return };
+        let Some(Coming { volume, lines, placing }) = &self.coming else { return };
+        let copy = |n: usize| self.durable_bytes((n * COPY_BYTES) as u64, COPY_BYTES);
+        if !choose(&copy(0), &copy(1)).is_ok_and(|sb| sb.volumes.contains(volume)) {
+            return;
+        }
+        let per = layout.page_groups * 16;
+        let mut pages = (0..layout.shards)
+            .flat_map(|shard| (0..layout.table_pages()).map(move |page| (shard, page)));
+        let named = |(shard, page): (u32, u32)| -> Option<LineId> {
+            let bytes = self.durable_bytes(layout.table_at(shard, page), PAGE_SIZE);
+            let slots = table::decode(&bytes, generation, layout.table_number(shard, page))?;
+            let named = (page * per..(page + 1) * per).zip(slots).filter(|(_, sum)| sum.is_some());
+            let line =
+                |slot: u32| placing.line(shard, Place { group_set: slot / 16, tag: 0 }, slot % 16);
+            named.map(|(slot, _)| line(slot)).find(|line| lines.contains(line))
+        };
+        let found = pages.find_map(named);
+        if let Some(line) = found {
+            self.complaint = Some(format!(
+                "the superblock has '{}' without its lines, and the durable table has {line:?}",
+                volume.name
+            ));
         }
     }
 

@@ -168,6 +168,7 @@ fn every_planted_fault_is_caught() {
                 | Planted::HoleTooLate
                 | Planted::FrameTakenDirty
                 | Planted::VoidForgotten
+                | Planted::SuperblockBeforeTable
         );
         // An update behind its reply, and rot that is met by a merge, come together with what shows them once in some thousand runs.
         let rare = matches!(fault, Planted::QuietBehindReply | Planted::MergeNotVerified);

@@ -568,7 +568,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
         (0..2).map(volume).collect(),
         2,
     );
-    assert_eq!(setup.block, 6);
+    assert_eq!(setup.block, 7);
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
     let shards = sim.node.cells.len();

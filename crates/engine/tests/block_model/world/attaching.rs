@@ -1,9 +1,10 @@
 //! Volumes come, go and are forgotten while the cache serves the others.
 
 use larder_base::Nanos;
-use larder_engine::block::node::attachment::{Attachment, Step};
+use larder_engine::block::address::Placing;
+use larder_engine::block::node::attachment::{Attachment, Step, lines_of};
 use larder_engine::block::node::operator::{Ask, Operation};
-use larder_engine::block::volumes::Growth;
+use larder_engine::block::volumes::{Found, Growth};
 use larder_engine::block::{GROUP_LINES, OpId};
 use larder_format::block::superblock::COPY_BYTES;
 use larder_format::block::{VolumeState, superblock};
@@ -11,7 +12,8 @@ use larder_format::block::{VolumeState, superblock};
 use super::node::operators;
 use super::ranged::TURN;
 use super::volumes::own;
-use super::{PER_LINE, SECTOR, SHARDS, World};
+use super::{KEY, PER_LINE, SECTOR, SHARDS, World};
+use crate::device::Coming;
 use crate::parts::Event;
 
 /// So long bits of a volume that goes are waited for.
@@ -182,6 +184,19 @@ impl World {
         left.unwrap_or(0)
     }
 
+    /// What is checked while the superblock is written, if a volume comes without its lines to a cache with a table.
+    fn coming(&self, operation: &Operation) -> Option<Coming> {
+        let (_, taken) = operation.way().and_then(Attachment::comes)?;
+        let volume = taken.volume.clone();
+        let (first, last) = lines_of((volume.first_group, volume.groups));
+        let placing = Placing::of(&self.layout, KEY);
+        (self.layout.is_sparse() && taken.found != Found::Warm).then(|| Coming {
+            volume,
+            lines: first..=last,
+            placing,
+        })
+    }
+
     /// The superblock is changed. False if the process is gone.
     fn record(&mut self, operation: &Operation) -> bool {
         let mut applied = false;
@@ -193,10 +208,14 @@ impl World {
         }
         let change = operation.change();
         let anew = change.is_anew();
+        let coming = self.coming(operation);
+        self.device.borrow_mut().coming = coming;
         self.maintain(|m, now, shards, io, fx| {
             m.change_superblock(now, anew, shards, io, fx, |sb| applied = change.apply(sb))
         });
-        self.device.borrow_mut().fuse = u64::MAX;
+        let mut device = self.device.borrow_mut();
+        (device.fuse, device.coming) = (u64::MAX, None);
+        drop(device);
         if self.device.borrow().blown {
             return false;
         }

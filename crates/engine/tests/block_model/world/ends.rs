@@ -56,6 +56,7 @@ impl World {
         self.turns = Turns::of(TURNS);
         self.waiting = Waiting::default();
         (self.work, self.ended) = (Work::default(), 0);
+        self.device.borrow_mut().coming = None;
         self.backing_is_true();
     }
 

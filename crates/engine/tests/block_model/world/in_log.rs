@@ -174,9 +174,16 @@ impl Effects<Bytes> for Begun {
         }
     }
     fn given_up(&mut self, _: &str) {
-        if !self.device.borrow().blown {
-            self.validity.enabled.set(false);
+        let mut device = self.device.borrow_mut();
+        if device.blown {
+            return;
         }
+        if !self.validity.barred.get() {
+            // Changes go on without bits from here on: after a kill the map would be believed.
+            device.complaint =
+                Some("the cache is given up before that is noted, or without".to_owned());
+        }
+        self.validity.enabled.set(false);
     }
     fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
         self.identities.get(volume).copied()
