@@ -64,6 +64,7 @@ mod running;
 mod select;
 pub mod service;
 mod shard;
+mod state_dir;
 mod tables;
 mod takeback;
 #[cfg(test)]
@@ -229,6 +230,7 @@ pub struct Core {
     /// There was no cache at the start: the device is none that was formatted.
     stand_in: bool,
     config: CacheConfig,
+    state_dir: state_dir::StateDir,
 }
 
 impl std::fmt::Debug for Core {

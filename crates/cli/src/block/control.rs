@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use larder_base::ByteSize;
 use larder_block::cache::{Explanation, SlotOf};
@@ -24,6 +25,9 @@ pub(crate) struct Daemon {
     /// The daemon's state directory [default: /var/lib/larder for root, else ~/.local/state/larder]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// Seconds for the daemon to answer, or to begin with what may take long
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    answer_within: u64,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
@@ -48,12 +52,15 @@ impl Daemon {
         };
         let mut bar = None;
         let mut show = |p: &Progress| {
+            if *p == Progress::default() {
+                return;
+            }
             let bar = bar.get_or_insert_with(|| progress::bar(p.total.max(1)));
             bar.set_length(p.total.max(1));
             bar.set_position(p.done);
             bar.set_message(p.what.clone());
         };
-        let outcome = client::ask(&path, request, &mut show);
+        let outcome = client::ask_within(&path, request, Some(Duration::from_secs(self.answer_within)), &mut show);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
@@ -214,17 +221,23 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
     };
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
+        let moved = moved(answer);
         Ok(if answer["was_waiting"] == true {
             format!("{name}: its store is not waited for any more; it was not reached, and nothing was written to it")
         } else if answer["durable"] == true {
-            format!("{name}: detached, and durable in its store")
+            format!("{name}: detached, and durable in its store{moved}")
         } else {
             format!(
                 "{name}: detached; its store could not be made durable in time: what was written to it last will be read \
-                 from it, not from the cache"
+                 from it, not from the cache{moved}"
             )
         })
     })
+}
+
+/// What is to be said behind the rest of a store that is not where it was named any more.
+pub(super) fn moved(answer: &Value) -> String {
+    answer["store_moved"].as_str().map_or_else(String::new, |what| format!("\n  ATTENTION: {what}"))
 }
 
 pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {
