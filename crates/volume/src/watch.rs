@@ -133,7 +133,14 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Of a file that was found so when it was opened.
-    pub(super) fn new(uri: &str, notes: Notes, place: AtPath, found: Found, device: bool, watch: bool) -> Watch {
+    pub(super) fn new(
+        uri: &str,
+        notes: Notes,
+        place: AtPath,
+        found: Found,
+        device: bool,
+        watch: bool,
+    ) -> Watch {
         let seen = Seen { found, begun: 0, quiet: RateLimited::default(), foreign: None };
         Watch {
             uri: uri.to_owned(),

@@ -93,7 +93,10 @@ mod tests {
         assert_eq!(dir.trouble(), None);
         std::fs::rename(&path, &other).unwrap();
         let text = dir.trouble().unwrap();
-        assert!(text.contains("moved or removed") && text.contains(path.to_str().unwrap()), "{text}");
+        assert!(
+            text.contains("moved or removed") && text.contains(path.to_str().unwrap()),
+            "{text}"
+        );
         std::fs::create_dir(&path).unwrap();
         assert!(dir.trouble().unwrap().contains("another is in its place"));
         std::fs::remove_dir(&path).unwrap();

@@ -60,7 +60,12 @@ impl Daemon {
             bar.set_position(p.done);
             bar.set_message(p.what.clone());
         };
-        let outcome = client::ask_within(&path, request, Some(Duration::from_secs(self.answer_within)), &mut show);
+        let outcome = client::ask_within(
+            &path,
+            request,
+            Some(Duration::from_secs(self.answer_within)),
+            &mut show,
+        );
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }

@@ -153,7 +153,10 @@ fn outcome(volume: &str, p: &Prefetched) -> Result<(), CliError> {
     let why = if p.interrupted {
         "the prefetch was interrupted: not everything was asked for".to_owned()
     } else if p.failed > 0 {
-        format!("{} could not be read from its store: see to the store and prefetch again", bytes(p.failed))
+        format!(
+            "{} could not be read from its store: see to the store and prefetch again",
+            bytes(p.failed)
+        )
     } else if p.brought == 0 && (p.full || p.no_place > 0) {
         "nothing was brought: no room in the cache; `larder block status` shows what is pinned, and shares".to_owned()
     } else if p.brought == 0 && p.budget > 0 {
@@ -338,7 +341,8 @@ mod tests {
     #[test]
     fn a_prefetch_that_brought_nothing_fails_and_says_why() {
         let none = Prefetched { lines: 8, line_bytes: 4096, ..Prefetched::default() };
-        let said = |p: Prefetched| outcome("v", &p).err().map(|e| e.to_string()).unwrap_or_default();
+        let said =
+            |p: Prefetched| outcome("v", &p).err().map(|e| e.to_string()).unwrap_or_default();
         assert_eq!(said(Prefetched { cached_before: 8, ..none.clone() }), "");
         assert_eq!(said(Prefetched { never: 8, ..none.clone() }), "", "it was told not to");
         assert_eq!(said(Prefetched { brought: 4, no_place: 4, ..none.clone() }), "");
