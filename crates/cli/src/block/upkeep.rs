@@ -349,7 +349,10 @@ mod tests {
         assert!(said(Prefetched { no_place: 8, ..none.clone() }).contains("no room"));
         assert!(said(Prefetched { full: true, ..none.clone() }).contains("no room"));
         assert!(said(Prefetched { budget: 8, ..none.clone() }).contains("write budget"));
-        assert!(said(Prefetched { brought: 7, failed: 1, ..none.clone() }).contains("4k"));
+        assert!(
+            said(Prefetched { brought: 7, failed: 1, ..none.clone() })
+                .contains(&ByteSize(4096).to_string())
+        );
         assert!(said(Prefetched { interrupted: true, ..none }).contains("interrupted"));
     }
 }
