@@ -19,6 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno as Os;
 
+use super::at_path::AtPath;
 use super::change_markers::{self, Notes};
 use super::device_name::lasting_name;
 use super::emulation::Steps;
@@ -168,6 +169,7 @@ impl FileBacking {
         if !device && !meta.is_file() {
             return Err(bad("is neither a regular file nor a block device".into()));
         }
+        let place = AtPath::new(&uri, path, &meta, device);
         let size = size_of_file(&file).map_err(|e| bad(format!("its size: {e}")))?;
         if size == 0 {
             return Err(bad("is empty: give it the size that the volume is to have".into()));
@@ -222,7 +224,7 @@ impl FileBacking {
             .map_or(0, |f| f.run);
         let idle = former.and_then(|f| f.idle()).unwrap_or(0);
         let found = Found { changed_ns, size: meta.st_size as u64 };
-        let watch = Arc::new(Watch::new(&uri, notes, found, !device && how.watch));
+        let watch = Arc::new(Watch::new(&uri, notes, place, found, device, how.watch));
         let (size, cut) = (Arc::new(AtomicU64::new(size)), Arc::new(Cut::none()));
         Ok(FileBacking {
             uri,
@@ -355,8 +357,13 @@ impl Backing for FileBacking {
             self.cut.look(&self.uri, found, wanted, Instant::now());
         }
         let Some(end) = self.cut.end() else {
-            let (since, what) = self.watch.trouble()?;
-            return Some(StoreTrouble { state: "changed", since, what });
+            let moved = self.watch.moved(&self.handles.buffered);
+            let moved = moved.map(|(since, what)| StoreTrouble { state: "moved", since, what });
+            let changed = || {
+                let (since, what) = self.watch.trouble()?;
+                Some(StoreTrouble { state: "changed", since, what })
+            };
+            return moved.or_else(changed);
         };
         let since = *self.cut.since.lock();
         Some(StoreTrouble {
@@ -368,6 +375,10 @@ impl Backing for FileBacking {
 
     fn look(&self) -> u64 {
         self.watch.look(&self.handles.buffered)
+    }
+
+    fn look_at_place(&self) {
+        self.watch.look_at_place(&self.handles.buffered);
     }
 
     fn accounted(&self, changes: u64) {

@@ -13,6 +13,7 @@
 //! | [`peer`] | which server is behind an NBD store, whatever it is called |
 //! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
 //! | `syncs` | flushes of a file, and what one that failed takes with it |
+//! | `at_path` | whether the path of an open file still leads to it |
 //! | [`watch`] | whether somebody else changes a file that is served, and what times prove |
 //! | [`emulation`] | what a store cannot do itself, done by what it can |
 //! | [`rate_limited`] | lines in the log about what goes wrong again and again |
@@ -28,6 +29,7 @@
 )]
 
 mod alone;
+mod at_path;
 mod change_markers;
 mod device_name;
 pub mod emulation;
@@ -132,7 +134,7 @@ pub enum BackingError {
 /// What is the matter with a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreTrouble {
-    /// In a word: `lost`, `shrunk` or `changed`.
+    /// In a word: `lost`, `shrunk`, `moved` or `changed`.
     pub state: &'static str,
     /// Since when.
     pub since: Instant,
@@ -175,6 +177,10 @@ pub trait Backing: Send + Sync + fmt::Debug {
     fn look(&self) -> u64 {
         0
     }
+
+    /// Looks whether the store is still where it was named, which may take as long as a file system that hangs: for whoever
+    /// looks after this store alone. [`Backing::trouble`] says what was found.
+    fn look_at_place(&self) {}
 
     /// Nothing is cached any more from before so many such changes were noticed, and will not come back.
     fn accounted(&self, _changes: u64) {}

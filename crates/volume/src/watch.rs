@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, StatxFlags};
 
+use super::at_path::AtPath;
 use super::change_markers::{self, Notes};
 use crate::rate_limited::RateLimited;
 
@@ -118,8 +119,11 @@ impl Seen {
 pub(super) struct Watch {
     uri: String,
     notes: Notes,
+    place: AtPath,
     /// It is looked at while it is served. (A block device has no times.)
     looks: bool,
+    /// So is its path, of a device too.
+    watches_place: bool,
     begun: AtomicU64,
     in_flight: AtomicU64,
     /// Changes by others that were noticed.
@@ -129,12 +133,21 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Of a file that was found so when it was opened.
-    pub(super) fn new(uri: &str, notes: Notes, found: Found, looks: bool) -> Watch {
+    pub(super) fn new(
+        uri: &str,
+        notes: Notes,
+        place: AtPath,
+        found: Found,
+        device: bool,
+        watch: bool,
+    ) -> Watch {
         let seen = Seen { found, begun: 0, quiet: RateLimited::default(), foreign: None };
         Watch {
             uri: uri.to_owned(),
             notes,
-            looks,
+            place,
+            looks: !device && watch,
+            watches_place: watch,
             begun: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             foreign: AtomicU64::new(0),
@@ -144,6 +157,21 @@ impl Watch {
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock()
+    }
+
+    /// Looks whether the file is still at its path, where it is looked at at all.
+    pub(super) fn look_at_place(&self, file: impl AsFd) {
+        if self.watches_place {
+            self.place.look(file, false);
+        }
+    }
+
+    /// Since when the file is not at its path, and what to say.
+    pub(super) fn moved(&self, file: impl AsFd) -> Option<(Instant, String)> {
+        if self.watches_place {
+            self.place.look_at_links(file);
+        }
+        self.place.trouble()
     }
 
     /// What is noted of this run.
@@ -187,28 +215,31 @@ impl Watch {
     fn examine(&self, file: impl AsFd) {
         let begun = self.begun.load(Ordering::SeqCst);
         if self.in_flight.load(Ordering::SeqCst) == 0
-            && let Some(found) = Found::of(file)
+            && let Some(found) = Found::of(&file)
         {
             let own = self.notes.own();
             let mut seen = self.seen();
             // Whoever looks and then changes the file has looked before any other change began.
             if self.begun.load(Ordering::SeqCst) == begun {
-                self.take(&mut seen, found, begun, own);
+                self.take(&mut seen, &file, found, begun, own);
             }
         }
     }
 
-    fn take(&self, seen: &mut Seen, found: Found, begun: u64, own: Own) {
+    fn take(&self, seen: &mut Seen, file: impl AsFd, found: Found, begun: u64, own: Own) {
         let Some(as_left) = seen.judge(found, begun, own, change_markers::now_ns()) else { return };
         if !as_left {
             self.notes.doubt();
             // What is cached of a file that was cut short may be all that is left of it: it stays, and is proved no more.
             if found.size >= seen.found.size {
                 self.foreign.fetch_add(1, Ordering::SeqCst);
-                let now = Instant::now();
-                seen.foreign = Some(now);
-                if let Some(unsaid) = seen.quiet.wrong(now) {
-                    tracing::error!("backing store {}{unsaid}", self.text());
+                // A file that is renamed or removed has another time too: that is said, and nobody need have written to it.
+                if !self.place.look(file, true) {
+                    let now = Instant::now();
+                    seen.foreign = Some(now);
+                    if let Some(unsaid) = seen.quiet.wrong(now) {
+                        tracing::error!("backing store {}{unsaid}", self.text());
+                    }
                 }
             }
         }

@@ -108,6 +108,13 @@ fn released(name: &str, volume: &Arc<Volume>) {
     }
 }
 
+/// What there is to say of a volume's store that is not where it was named any more.
+fn moved(volume: &Volume) -> Option<String> {
+    volume.backing().look_at_place();
+    let trouble = volume.backing().trouble().filter(|trouble| trouble.state == "moved");
+    trouble.map(|trouble| trouble.what)
+}
+
 /// How a volume's store does.
 fn store_status(volume: &Volume) -> StoreStatus {
     let (failures, last) = volume.health().failures();
@@ -250,6 +257,8 @@ impl Control {
             )));
         }
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
+        // Before notes about the store are opened there.
+        self.cache.check_state_dir(name)?;
         let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
         let attached = self.attach_store(name, store, trust)?;
         self.forget_waiting(name);
@@ -346,16 +355,19 @@ impl Control {
         };
         if self.cache.volume(name).is_none() {
             // It is served without the cache: there is nothing to put aside.
+            let moved = moved(&volume);
             volume.close();
             self.cache.let_go_of_closed();
             released(name, &volume);
-            return Ok(json!({ "volume": name, "durable": true }));
+            return Ok(json!({ "volume": name, "durable": true, "store_moved": moved }));
         }
         match self.cache.detach(name, disconnect, &mut hear) {
             Ok(Some(durable)) => {
+                // As long as somebody has it.
+                let moved = moved(&volume);
                 released(name, &volume);
                 tracing::info!("volume '{name}' is detached");
-                Ok(json!({ "volume": name, "durable": durable }))
+                Ok(json!({ "volume": name, "durable": durable, "store_moved": moved }))
             }
             Ok(None) => {
                 let volume_again = volume.clone();
@@ -395,6 +407,7 @@ impl Control {
             });
         }
         self.cache.may_grow_to(name, bytes.unwrap_or(before))?;
+        let moved_store = moved(volume);
         let now = volume.backing().resize(bytes).map_err(|e| refused(e.to_string()))?;
         let mut moved = false;
         if now != before {
@@ -411,6 +424,7 @@ impl Control {
             "moved": moved,
             "clients": volume.clients(),
             "told": told.min(volume.clients()),
+            "store_moved": moved_store,
         }))
     }
 
@@ -482,6 +496,7 @@ impl Control {
                 alarms.push(format!("volume '{}': its store fails: {last}", v.name));
             }
         }
+        alarms.extend(cache.state_dir_trouble());
         if cache.is_unlinked() {
             alarms.push(format!(
                 "the file of the cache, '{}', was removed: what is cached is served until the daemon stops, and is gone then; \

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! → {"do":"detach","volume":"disk","disconnect":false}
+//! ← {"progress":{"what":"","done":0,"total":0}}                where it may take long: it has begun
 //! ← {"progress":{"what":"1 client","done":0,"total":0}}        any number of these
 //! ← {"ok":{…}}   or   {"error":{"message":"…"}}                one of these, and the connection is closed
 //! ```
@@ -172,6 +173,13 @@ pub fn read_line(from: &mut impl BufRead, most: usize) -> io::Result<Option<Vec<
             };
             Err(io::Error::new(io::ErrorKind::InvalidData, why))
         }
+    }
+}
+
+impl Request {
+    /// Whether it may wait for clients, stores or the cache's log: then an empty progress says at once that it has begun.
+    pub fn may_take_long(&self) -> bool {
+        !matches!(self, Request::Status {} | Request::Selected { .. } | Request::Explain { .. })
     }
 }
 

@@ -162,7 +162,13 @@ fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool, asked: &dyn 
         said = Instant::now();
         say(&mut out, &Answer::Progress(progress))
     };
-    let outcome = parse(&line).and_then(|request| control.perform(request, &mut go_on));
+    let outcome = parse(&line).and_then(|request| {
+        // Whoever asks hears that it has begun.
+        if request.may_take_long() {
+            say(&mut &*stream, &Answer::Progress(Progress::default()));
+        }
+        control.perform(request, &mut go_on)
+    });
     let answer = outcome.map_or_else(Answer::Error, Answer::Ok);
     say(&mut &*stream, &answer);
 }

@@ -232,7 +232,7 @@ pub struct FileSystem {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreStatus {
-    /// `ok`; `waiting`: it was not there at the start, and the volume is not served yet; `lost`: it is not reached; `shrunk`: it was cut short; `changed`: something else has written to it within the last
+    /// `ok`; `waiting`: it was not there at the start, and the volume is not served yet; `lost`: it is not reached; `shrunk`: it was cut short; `moved`: its file is not the one at its path any more; `changed`: something else has written to it within the last
     /// hour; `failing`: an operation of the last minute failed.
     pub state: String,
     /// Seconds that it has not been ok.

@@ -148,7 +148,10 @@ impl Control {
 
     fn wait_for_one(&self, name: &str) {
         while let Some(absent) = self.waiting.pause(name) {
-            let opened = (self.open)(&absent.uri, absent.read_only);
+            let opened = match self.cache.state_dir_trouble() {
+                None => (self.open)(&absent.uri, absent.read_only).map_err(|e| e.to_string()),
+                Some(trouble) => Err(trouble),
+            };
             let _one = self.cache.changing().volume(name);
             // It may have been attached or put aside by hand meanwhile, or the daemon be about to end.
             if !self.waiting.has(name) {
@@ -156,7 +159,7 @@ impl Control {
             }
             let attached = match opened {
                 Ok(store) => self.attach_store(name, store, false).map_err(|e| e.message),
-                Err(error) => Err(error.to_string()),
+                Err(error) => Err(error),
             };
             match attached {
                 Ok(_) => {

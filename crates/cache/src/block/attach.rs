@@ -50,6 +50,7 @@ impl Core {
             return Err(CacheError::Volume { name, reason });
         }
         self.may_be_recorded(&name)?;
+        self.check_state_dir(&name)?;
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
             if let Some(taken_up) = self.take_up(volume, &comer)? {
@@ -187,6 +188,7 @@ impl Core {
         go_on: GoOn<'_>,
     ) -> Result<Option<bool>, CacheError> {
         let attached = self.attached(name)?;
+        self.check_state_dir(name)?;
         let volume = attached.volume().clone();
         let of = name.to_owned();
         let record = self.on_log(move |log| {

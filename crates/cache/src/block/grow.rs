@@ -59,6 +59,7 @@ impl Core {
     /// What is in the way.
     pub fn may_grow_to(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
         self.attached(name)?;
+        self.check_state_dir(name)?;
         let of = name.to_owned();
         // Without a cache too: by its lines changes exclude each other, and it may be taken back.
         let decided = self.on_log(move |log| Some(room_to_grow(log.line_space()?, &of, bytes)))?;

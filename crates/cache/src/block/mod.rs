@@ -65,6 +65,7 @@ mod running;
 mod select;
 pub mod service;
 mod shard;
+mod state_dir;
 mod tables;
 mod takeback;
 #[cfg(test)]
@@ -237,6 +238,7 @@ pub struct Core {
     /// Volumes that are known and not attached.
     aside: Mutex<aside::AsideVolumes>,
     config: CacheConfig,
+    state_dir: state_dir::StateDir,
 }
 
 impl std::fmt::Debug for Core {

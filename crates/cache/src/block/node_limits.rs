@@ -277,9 +277,13 @@ impl NodeLimits {
             return false;
         }
         *written = state.spent;
-        let saved = serde_json::to_vec(state)
-            .map_err(std::io::Error::other)
-            .and_then(|bytes| super::store_file(&self.budget_file, &bytes));
+        let saved = serde_json::to_vec(state).map_err(std::io::Error::other).and_then(|bytes| {
+            // A state directory that was moved away is not made anew in the place that it is to come back to.
+            match self.budget_file.parent() {
+                Some(dir) if !dir.is_dir() => Err(std::io::ErrorKind::NotFound.into()),
+                _ => super::store_file(&self.budget_file, &bytes),
+            }
+        });
         if let Err(error) = saved {
             tracing::warn!(
                 %error,

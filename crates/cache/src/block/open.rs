@@ -49,6 +49,7 @@ use super::operators::Operators;
 use super::record::Recording;
 use super::region::Region;
 use super::shard::{LockedShard, Out};
+use super::state_dir::StateDir;
 use super::{Attached, Core, Running, Time, census, locked, tables};
 use crate::block::volume::Volume;
 use larder_volume::identity::IDENTITY_BYTES;
@@ -658,6 +659,7 @@ pub(super) fn begin(
     let fills = FileQueue::open(config.ring, FILL_DEPTH, FILL_THREADS)
         .map_err(|reason| CacheError::System { what: "a ring", reason })?;
     let cache = Arc::new(Core {
+        state_dir: StateDir::new(&config.state_dir),
         layout,
         generation,
         placing,

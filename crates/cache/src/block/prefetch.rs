@@ -321,7 +321,12 @@ impl Porter {
             return Err("the cache is out of use: there is nothing to prefetch into".into());
         }
         if self.volume.volume().is_closed() {
-            return Err("it was detached".into());
+            // A detach that cannot end leaves it attached.
+            return Err(if self.cache.is_attached(&self.volume) {
+                "it is being detached: what was brought is kept; prefetch the rest if it stays attached".into()
+            } else {
+                "it was detached meanwhile".into()
+            });
         }
         match self.pacing.gives_up() {
             Some(times) => Err(format!("its store failed {times} times one after the other")),

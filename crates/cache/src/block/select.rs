@@ -109,6 +109,9 @@ impl Core {
     }
 
     fn write_selection(&self, all: &File) -> Result<(), String> {
+        if let Some(trouble) = self.state_dir_trouble() {
+            return Err(trouble);
+        }
         let bytes = serde_json::to_vec_pretty(all).map_err(|e| e.to_string())?;
         let path = self.selection_file();
         store_file(&path, &bytes)

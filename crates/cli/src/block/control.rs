@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use larder_base::ByteSize;
 use larder_block::cache::{Explanation, SlotOf};
@@ -24,6 +25,9 @@ pub(crate) struct Daemon {
     /// The daemon's state directory [default: /var/lib/larder for root, else ~/.local/state/larder]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// Seconds for the daemon to answer, or to begin with what may take long
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    answer_within: u64,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
@@ -49,6 +53,10 @@ impl Daemon {
         let mut bar = None;
         let waiting = progress::Waiting::begin("the daemon has not answered yet");
         let mut show = |p: &Progress| {
+            // (Word that it has begun says nothing else.)
+            if *p == Progress::default() {
+                return;
+            }
             // (Where there is something to count, the bar's lines say how far it is.)
             if p.total == 0 && !p.what.is_empty() {
                 waiting.hear(&p.what);
@@ -58,7 +66,8 @@ impl Daemon {
             bar.set_position(p.done);
             bar.set_message(p.what.clone());
         };
-        let outcome = client::ask(&path, request, &mut show);
+        let within = Some(Duration::from_secs(self.answer_within));
+        let outcome = client::ask_within(&path, request, within, &mut show);
         drop(waiting);
         if let Some(bar) = bar {
             bar.finish_and_clear();
@@ -223,17 +232,23 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
     };
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
+        let moved = moved(answer);
         Ok(if answer["was_waiting"] == true {
             format!("{name}: its store is not waited for any more; it was not reached, and nothing was written to it")
         } else if answer["durable"] == true {
-            format!("{name}: detached, and durable in its store")
+            format!("{name}: detached, and durable in its store{moved}")
         } else {
             format!(
                 "{name}: detached; its store could not be made durable in time: what was written to it last will be read \
-                 from it, not from the cache"
+                 from it, not from the cache{moved}"
             )
         })
     })
+}
+
+/// What is to be said behind the rest of a store that is not where it was named any more.
+pub(super) fn moved(answer: &Value) -> String {
+    answer["store_moved"].as_str().map_or_else(String::new, |what| format!("\n  ATTENTION: {what}"))
 }
 
 pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {

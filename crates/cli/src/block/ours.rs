@@ -44,12 +44,17 @@ impl Ours {
     /// [`BackingError::Open`], saying what it is.
     pub(super) fn check(&self, uri: &Uri) -> Result<(), BackingError> {
         let refused = |what: &str| {
-            Err(BackingError::Open { uri: uri.to_string(), reason: format!("is {what}: name another store") })
+            Err(BackingError::Open {
+                uri: uri.to_string(),
+                reason: format!("is {what}: name another store"),
+            })
         };
         if let Uri::File { path } = uri {
             let Ok(found) = path.metadata() else { return Ok(()) };
             let is = |own: &Metadata| is_one(own, &found);
-            if let Some((_, what)) = self.files.iter().find(|f| f.0.metadata().is_ok_and(|m| is(&m))) {
+            if let Some((_, what)) =
+                self.files.iter().find(|f| f.0.metadata().is_ok_and(|m| is(&m)))
+            {
                 return refused(&format!("{what} of this daemon itself"));
             }
             if self.log.as_ref().is_some_and(is) {

@@ -9,7 +9,7 @@ use larder_block::cache::{CacheError, CheckFault, CheckReport, Prefetched};
 use larder_block::control::protocol::Request;
 use larder_runtime::DeviceError;
 
-use super::control::{Daemon, quantity, read, two_columns};
+use super::control::{Daemon, moved, quantity, read, two_columns};
 use super::format::failed;
 use crate::error::CliError;
 use crate::progress;
@@ -80,7 +80,7 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<(), CliError> {
         let bytes = |name: &str| answer[name].as_u64().unwrap_or(0);
         let (before, now) = (bytes("bytes_before"), bytes("bytes"));
         if before == now {
-            return Ok(format!("{}: {} as before", args.volume, ByteSize(now)));
+            return Ok(format!("{}: {} as before{}", args.volume, ByteSize(now), moved(answer)));
         }
         let told = bytes("told");
         let again = match bytes("clients").saturating_sub(told) {
@@ -99,10 +99,11 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<(), CliError> {
             _ => "",
         };
         Ok(format!(
-            "{}: grown from {} to {}{cold}{clients}",
+            "{}: grown from {} to {}{cold}{clients}{}",
             args.volume,
             ByteSize(before),
-            ByteSize(now)
+            ByteSize(now),
+            moved(answer)
         ))
     })
 }
@@ -110,8 +111,9 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<(), CliError> {
 pub(crate) fn prefetch(args: &PrefetchArgs) -> Result<(), CliError> {
     let ranges = super::select::ranges(&args.daemon, &args.volume, &args.ranges, args.lba)?;
     let request = Request::Prefetch { volume: args.volume.clone(), ranges };
-    args.daemon.print(&request, |answer| {
-        let p: Prefetched = read(answer)?;
+    let answer = args.daemon.ask(&request)?;
+    let p: Prefetched = read(&answer)?;
+    args.daemon.show(&answer, |_| {
         let bytes = |lines: u64| ByteSize(lines * u64::from(p.line_bytes));
         let rate = bytes(p.brought).0 as f64 / p.seconds.max(0.001);
         let mut text = format!(
@@ -141,7 +143,28 @@ pub(crate) fn prefetch(args: &PrefetchArgs) -> Result<(), CliError> {
             text.push_str("\n  it was interrupted: what was brought stays");
         }
         Ok(text)
-    })
+    })?;
+    outcome(&args.volume, &p)
+}
+
+/// The failure that a prefetch ends with, where it has not done what it was asked for: details were printed.
+fn outcome(volume: &str, p: &Prefetched) -> Result<(), CliError> {
+    let bytes = |lines: u64| ByteSize(lines * u64::from(p.line_bytes));
+    let why = if p.interrupted {
+        "the prefetch was interrupted: not everything was asked for".to_owned()
+    } else if p.failed > 0 {
+        format!(
+            "{} could not be read from its store: see to the store and prefetch again",
+            bytes(p.failed)
+        )
+    } else if p.brought == 0 && (p.full || p.no_place > 0) {
+        "nothing was brought: no room in the cache; `larder block status` shows what is pinned, and shares".to_owned()
+    } else if p.brought == 0 && p.budget > 0 {
+        "nothing was brought: the write budget has nothing left; try again later".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(CliError::Runtime(format!("volume '{volume}': {why}")))
 }
 
 fn faults(all: &[CheckFault]) -> String {
@@ -309,4 +332,27 @@ fn inspection_text(i: &Inspection) -> String {
         ));
     }
     two_columns(rows) + &faults(&i.faults)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefetch_that_brought_nothing_fails_and_says_why() {
+        let none = Prefetched { lines: 8, line_bytes: 4096, ..Prefetched::default() };
+        let said =
+            |p: Prefetched| outcome("v", &p).err().map(|e| e.to_string()).unwrap_or_default();
+        assert_eq!(said(Prefetched { cached_before: 8, ..none.clone() }), "");
+        assert_eq!(said(Prefetched { never: 8, ..none.clone() }), "", "it was told not to");
+        assert_eq!(said(Prefetched { brought: 4, no_place: 4, ..none.clone() }), "");
+        assert!(said(Prefetched { no_place: 8, ..none.clone() }).contains("no room"));
+        assert!(said(Prefetched { full: true, ..none.clone() }).contains("no room"));
+        assert!(said(Prefetched { budget: 8, ..none.clone() }).contains("write budget"));
+        assert!(
+            said(Prefetched { brought: 7, failed: 1, ..none.clone() })
+                .contains(&ByteSize(4096).to_string())
+        );
+        assert!(said(Prefetched { interrupted: true, ..none }).contains("interrupted"));
+    }
 }

@@ -101,7 +101,9 @@ impl Host {
     /// What a command of `larder block` says to its daemon's answer.
     pub(crate) fn ask(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let state = self.dir.join("state").display().to_string();
-        larder(&[&["block"], arguments, &["--state-dir", &state]].concat())
+        larder(
+            &[&["block"], arguments, &["--state-dir", &state, "--answer-within", "120"]].concat(),
+        )
     }
 
     /// Starts a daemon that is to be refused: its exit code and what it says.

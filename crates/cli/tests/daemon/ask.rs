@@ -18,6 +18,7 @@ pub(crate) fn ask(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
         .args(arguments)
         .arg("--state-dir")
         .arg(dir.join("state"))
+        .args(["--answer-within", "120"])
         .output()
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
