@@ -308,7 +308,7 @@ fn parse_weights(text: &str) -> Result<ClassWeights, String> {
         "equal" => Ok(ClassWeights::Equal),
         other => match other.parse::<f32>() {
             Ok(w) if w.is_finite() && w > 0.0 => Ok(ClassWeights::Positive(w)),
-            _ => Err("balanced, equal, or a number above 0".to_owned()),
+            _ => Err("write balanced, equal, or a number above 0".to_owned()),
         },
     }
 }

@@ -159,7 +159,7 @@ fn recorded(placement: &str, killed: bool) {
     assert!(said.contains("(11 times one came, grew or went)"), "{said}");
     // The report has what --json has of the streams.
     for line in ["stream", "queue of the prefetch", "admission of volume 'disk'"] {
-        assert!(said.lines().any(|l| l.starts_with(line)), "'{line}' in {said}");
+        assert!(said.lines().any(|l| l.trim_start().starts_with(line)), "'{line}' in {said}");
     }
     assert!(said.contains("volume 'more' grows to 12582912 bytes"), "{said}");
 }

@@ -41,7 +41,7 @@ impl FromStr for Mix {
             _ => None,
         };
         found.map(Mix).ok_or_else(|| {
-            "sizes are memcachier, fixed:BYTES (32 to 65536) or lognormal:MEAN:SIGMA (mean 16 to 65536, sigma 0 to 4)"
+            "write memcachier, fixed:BYTES (32 to 65536) or lognormal:MEAN:SIGMA (mean 16 to 65536, sigma 0 to 4)"
                 .to_owned()
         })
     }

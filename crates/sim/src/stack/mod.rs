@@ -87,7 +87,7 @@ impl FromStr for Policy {
             "a" => Ok(Policy::Asynchronous),
             "n" => Ok(Policy::None),
             _ => periodic().map(Policy::Periodic).ok_or_else(|| {
-                format!("unknown policy '{text}': s, a, n, or p and seconds, such as p30")
+                format!("unknown policy '{text}': choose s, a, n, or p and seconds, such as p30")
             }),
         }
     }
