@@ -1,6 +1,6 @@
 //! What one thread does beside the requests: it owns the flash log with its write budget, when classifiers are trained, which
 //! expired objects leave, the way to another limit of the memory, and what must be on disk ahead of all that. What comes next is decided
-//! in [`schedule`](super::schedule), apart from shards, log and files, so that a record of it replays alone.
+//! in `schedule.rs`, apart from shards, log and files, so that a record of it replays alone.
 //!
 //! Nobody else has the log, so nobody waits for a segment that is written. What others want to know of it is a copy of its counters,
 //! which is published in the node after each step. The thread calls [`Maintenance::turn`], which does little each time and says

@@ -72,6 +72,8 @@ impl MachineTape {
         told: impl FnOnce(&mut Vec<u8>),
         heard: &Heard,
     ) -> bool {
+        // What is told without a time happens when the last thing did.
+        let now = if now == Now::default() { self.last } else { now };
         let buffer = self.gathered.buffer();
         buffer.push(kind);
         put(buffer, zigzag(now.mono.0.wrapping_sub(self.last.mono.0) as i64));
