@@ -424,14 +424,12 @@ impl Core {
     fn flash_failed(&self, what: &str, error: &std::io::Error) -> FlashError {
         let failed = FlashError::from(error);
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
-        if failed == FlashError::Device {
-            *locked(&self.last_flash_error) = error.to_string();
-            if count <= 10 || count.is_power_of_two() {
-                tracing::warn!(
-                    count,
-                    "the cache device did not {what}: {error}; served by the backing store"
-                );
-            }
+        *locked(&self.last_flash_error) = error.to_string();
+        if failed == FlashError::Device && (count <= 10 || count.is_power_of_two()) {
+            tracing::warn!(
+                count,
+                "the cache device did not {what}: {error}; served by the backing store"
+            );
         }
         failed
     }

@@ -188,9 +188,10 @@ impl Node<Daemon> for Core {
 
     fn pauses(&self, pause: Nanos) {
         tracing::warn!(
-            "the file system of the cache '{}' is full: nothing new is cached for {} s; free some space there, or format a \
+            "the file system of the cache '{}' is full ({}): nothing new is cached for {} s; free some space there, or format a \
              smaller cache",
             self.node_limits.path.display(),
+            locked(&self.last_flash_error),
             pause.0 / 1_000_000_000
         );
     }
