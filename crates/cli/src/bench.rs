@@ -401,7 +401,11 @@ fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
     }
     let plan = plan(args)?;
     let threads = match args.threads {
-        Some(0) => return Err(CliError::Usage("--threads: '0': at least 1".to_owned())),
+        Some(0) => {
+            return Err(CliError::Usage(
+                "--threads '0': write a whole number, at least 1".to_owned(),
+            ));
+        }
         Some(n) => n,
         None => larder_runtime::machine::processors(),
     };

@@ -94,7 +94,7 @@ fn a_file_says_all_and_flags_win() {
         "endurance-tbw = 600.5\n",
         "share = [\"disk=30%..\"]\n",
         "# tls-key =\n",
-        "fill-memory = \"64m\"\n",
+        "fill-memory = \"64 MiB\"\n",
         "read-only = false\n",
     ] {
         assert!(text.contains(&format!("\n{line}")), "no '{line}' in {text}");
@@ -137,7 +137,7 @@ fn mistakes_in_a_file() {
     };
     for (text, more, words) in [
         (good.replace("threads", "treads"), &[][..], &["line 7", "'treads'", "'threads'"][..]),
-        (good.replace("= 3", "= 99"), &[], &["line 7", "'threads'", "99", "1..=64"]),
+        (good.replace("= 3", "= 99"), &[], &["line 7", "'threads'", "99", "from 1 to 64"]),
         (good.replace("hdd-inv", "fast"), &[], &["line 5", "'write'", "hdd-ssd"]),
         (good.replace("\"30%..\"", "\"lots\""), &[], &["line 14", "'share'", "lots"]),
         (good.replace("\"file:", "\"ftp:"), &[], &["'volume'", "ftp:", "backing store"]),

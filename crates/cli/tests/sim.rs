@@ -333,7 +333,7 @@ fn block_refuses_what_cannot_be_meant() {
     for (arguments, words) in [
         (&["--sizes", "8m", "--placement", "set:33"][..], "'set:33' is no placement"),
         (&["--sizes", "8m", "--admission", "tc(bits=3)"], "bits"),
-        (&["--sizes", "8m", "--write", "back"], "'back' is no write policy"),
+        (&["--sizes", "8m", "--write", "back"], "'back' is not a write mode"),
         (&["--sizes", "8m", "--replacement", "mru"], "mru"),
         (&["--sizes", "8m", "--line", "3000"], "power of two"),
         (&["--sizes", "4k"], "at least one group"),

@@ -211,7 +211,7 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
     }
     for (arguments, words) in [
         (&["/nonexistent.toml"][..], "cannot read experiment '/nonexistent.toml'"),
-        (&["experiments/memcachier-mix.toml", "--threads", "0"], "--threads: '0'"),
+        (&["experiments/memcachier-mix.toml", "--threads", "0"], "--threads '0'"),
     ] {
         let output = larder(arguments);
         assert_eq!(output.status.code(), Some(2));
@@ -284,7 +284,7 @@ fn flash_on_the_client_is_a_win_whatever_the_policy() {
         (&["--flash-policy", "p0"], "s, a, n, or p and seconds"),
         (&["--fast-share", "2"], "--fast-share: '2'"),
         (&["--flash-read", "nan"], "--flash-read: 'NaN'"),
-        (&["--threads", "0"], "--threads: '0'"),
+        (&["--threads", "0"], "--threads '0'"),
     ] {
         let output = sim(arguments);
         let message = text(&output.stderr);

@@ -56,7 +56,11 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
         (&["-m", "0"], 2, &["memory-limit '0 B'", "at least"]),
         (&["-I", "1000"], 2, &["max-item-size '1000'", "1024"]),
         (&["-I", "256m"], 2, &["max-item-size '256 MiB'", "128 MiB"]),
-        (&["-m", "64", "-I", "40m"], 2, &["max-item-size '40 MiB'", "half of memory-limit 64 MiB"]),
+        (
+            &["-m", "64", "-I", "40m"],
+            2,
+            &["max-item-size '40 MiB'", "half of the memory, which is 64 MiB"],
+        ),
         (&["-t", "0"], 2, &["threads '0'", "between 1 and 256"]),
         (&["-c", "0"], 2, &["conn-limit '0'", "greater than 0"]),
         (&["-R", "0"], 2, &["max-reqs-per-event '0'"]),
@@ -80,7 +84,7 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
             2,
             &[
                 "68719476736 B / 280 B per object",
-                "half of memory-limit 64 MiB",
+                "half of the memory, which is 64 MiB",
                 "flash-object-size",
             ],
         ),

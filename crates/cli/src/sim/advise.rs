@@ -356,7 +356,7 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
     let question = question(args)?;
     let policies = policies(&args.policies)?;
     let threads = match args.threads {
-        Some(0) => return Err(usage("--threads: '0': at least 1")),
+        Some(0) => return Err(usage("--threads '0': write a whole number, at least 1")),
         Some(n) => n,
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };

@@ -198,7 +198,11 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match args.threads {
-        Some(0) => return Err(CliError::Usage("--threads: '0': at least 1".to_owned())),
+        Some(0) => {
+            return Err(CliError::Usage(
+                "--threads '0': write a whole number, at least 1".to_owned(),
+            ));
+        }
         Some(n) => n,
         None => cores,
     };

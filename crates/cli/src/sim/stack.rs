@@ -242,7 +242,7 @@ fn plan(args: &StackArgs) -> Result<Vec<Config>, CliError> {
 
 pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
     if args.threads == 0 {
-        return Err(CliError::Usage("--threads: '0': at least 1".to_owned()));
+        return Err(CliError::Usage("--threads '0': write a whole number, at least 1".to_owned()));
     }
     let configs = plan(args)?;
     if args.input.trace == "-" && configs.len() > 1 {

@@ -8,6 +8,9 @@ use serde::de::DeserializeOwned;
 /// What is said of a table whose lines are all right: one is not there.
 const MISSING: &str = "missing field";
 
+/// The key by which a table is read.
+const KIND: &str = "kind";
+
 /// The line that `error` is about, from 1. `T` is what was to be read from `text`.
 pub(crate) fn line_of<T: DeserializeOwned>(text: &str, error: &toml::de::Error) -> usize {
     let start = error.span().map_or(0, |span| span.start.min(text.len()));
@@ -33,8 +36,17 @@ pub(crate) fn line_of<T: DeserializeOwned>(text: &str, error: &toml::de::Error) 
         match toml::from_str::<T>(&without) {
             // (Another table may have the same mistake.)
             Err(e) if e.message() == error.message() && begin(&e) == begin(error) => {}
-            // The line that says what the table is: without it nothing of it is read.
-            Err(e) if e.message().starts_with(MISSING) => kind = kind.or(Some(at)),
+            Err(e) if e.message().starts_with(MISSING) => {
+                let key = lines[at].split('=').next().unwrap_or_default();
+                let key = key.rsplit('.').next().unwrap_or_default().trim();
+                if key == KIND {
+                    // The line that says what the table is: without it nothing of the table is read.
+                    kind = kind.or(Some(at));
+                } else if e.message() == format!("{MISSING} `{key}`") {
+                    // Nothing else was wrong.
+                    return 1 + at;
+                }
+            }
             _ => return 1 + at,
         }
     }

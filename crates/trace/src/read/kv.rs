@@ -429,7 +429,8 @@ impl CsvColumns {
         }
         if c.id == 0 {
             return Err(
-                "obj-id-col is missing: write it, as in obj-id-col=2 (columns are counted from 1)".to_owned()
+                "obj-id-col is missing: write it, as in obj-id-col=2 (columns are counted from 1)"
+                    .to_owned(),
             );
         }
         Ok(c)
