@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder_engine::block::node::counters::VolumeCounters;
 use larder_engine::block::node;
+use larder_engine::block::node::counters::VolumeCounters;
 use larder_engine::block::node::share::{Account, ShareLines};
 use larder_engine::block::node::{owners, setup};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};

@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use larder_engine::block::node::counters::VolumeCounters;
 use larder_engine::block::node;
+use larder_engine::block::node::counters::VolumeCounters;
 use larder_engine::block::node::event::{State, Volume};
 use larder_engine::block::node::share::{Account, Share, ShareLines};
 use larder_engine::block::node::{owners, setup};
