@@ -150,7 +150,7 @@ fn a_state_directory_that_is_moved_away_is_told_of() {
     write(&mut *session(dir), 0, MIB, 5);
     let (state, moved) = (dir.join("state"), dir.join("moved"));
     std::fs::rename(&state, &moved).unwrap();
-    daemon.wait_for("is not the one that this daemon was started with");
+    daemon.wait_for("is not the one that this process began with");
     let control = moved.join("block.sock").display().to_string();
     let name = format!("state directory '{}'", state.display());
     let asked = |arguments: &[&str]| {

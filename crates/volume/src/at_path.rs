@@ -109,7 +109,7 @@ impl AtPath {
         let place = format!("/proc/{}/fd/{descriptor}", std::process::id());
         let remedy = if gone {
             format!(
-                "it is lost when the volume is detached or the daemon stops: stop the clients and copy it first, from '{place}'"
+                "it is lost when the volume is detached or this process ends: stop the clients and copy it first, from '{place}'"
             )
         } else {
             let now = std::fs::read_link(&place).map(|now| format!(" from '{}'", now.display()));

@@ -37,9 +37,9 @@ impl StateDir {
         }
         let how = if now.is_some() { "another is in its place" } else { "it was moved or removed" };
         Some(format!(
-            "the state directory '{}' is not the one that this daemon was started with: {how}; what is noted of volumes is not \
+            "the state directory '{}' is not the one that this process began with: {how}; what is noted of volumes is not \
              found there by the next start, and none is attached, detached or resized until it is back: move it back, or if it is \
-             lost stop the daemon and start it again",
+             lost stop this process and start it again",
             self.path.display()
         ))
     }

@@ -10,7 +10,7 @@ use super::LastRun;
 /// Why a directory proves nothing about a checkpoint or a memory file.
 pub const NO_BIRTHS: &str = "the data directory's file system does not say when a file was made, so that a directory that \
                              was put back from a copy cannot be told from this one (ext4 with inodes of 128 bytes is \
-                             such; --data-dir names another)";
+                             such; name a directory elsewhere)";
 
 /// Which file a note was written in: what tells it from a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
