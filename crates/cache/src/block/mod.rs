@@ -87,10 +87,10 @@ use larder_base::Nanos;
 use larder_engine::block::address::Placing;
 use larder_engine::block::node::Shard;
 use larder_engine::block::node::calls::{self, OP_BITS};
-use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::maintenance::Inbox;
 use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Sum};
-use larder_format::block::{BlockSuperblock, Layout, table};
+use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
@@ -413,10 +413,7 @@ impl Core {
         page: u32,
         bytes: &[u8],
     ) -> Result<Vec<Option<Sum>>, FlashError> {
-        let number = self.layout.table_number(shard, page);
-        let slots = table::decode(bytes, self.generation, number).ok_or(FlashError::Damaged)?;
-        let per = (self.layout.shard_slots() / self.layout.table_pages().max(1)) as usize;
-        Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
+        page_slots(&self.layout, self.generation, (shard, page), bytes)
     }
 
     /// A read or write of the cache device failed: it is counted, and said now and then. What follows queues and maintenance

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use larder_base::{Killed, Nanos, Rng, Words};
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::{Op as Asked, Submit};
-use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::maintenance::{Maintenance, Work};
 use larder_engine::block::node::operator::Operation;
@@ -31,10 +31,10 @@ use larder_engine::block::node::queue::Queue;
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::{
-    BlockShard, GROUP_LINES, IoFailed, LineId, MapRecord, Merge, OpId, PartKind, SlotId, Sum,
-    Verdict, WriteMode,
+    BlockShard, GROUP_LINES, IoFailed, LineId, MapRecord, Merge, OpId, PartKind, SlotId, Verdict,
+    WriteMode,
 };
-use larder_format::block::{BlockSuperblock, Layout, table};
+use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::BlockKind;
 
 use crate::device::{Device, Io, SECTOR};
@@ -646,13 +646,9 @@ impl World {
             }
             Event::Load(io, page) => {
                 self.seen.loads += 1;
-                let number = self.layout.table_number(io.shard, page);
+                let at = (io.shard, page);
                 let slots = outcome.and_then(|bytes| {
-                    let bytes = bytes.concat();
-                    let slots = table::decode(&bytes, self.generation, number)
-                        .ok_or(FlashError::Damaged)?;
-                    let per = (PAGE_GROUPS * GROUP_LINES) as usize;
-                    Ok(slots.take(per).map(|s| s.map(Sum)).collect::<Vec<_>>())
+                    page_slots(&self.layout, self.generation, at, &bytes.concat())
                 });
                 let slots = slots.as_deref().map_err(|&e| e);
                 if upkeep {

@@ -13,9 +13,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use larder_base::Nanos;
+use larder_format::block::{Layout, table};
 
 use super::limits::Limits;
-use crate::block::api::IoFailed;
+use crate::block::api::{IoFailed, Sum};
 
 /// What failed of an I/O of the cache device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,22 @@ impl From<FlashError> for IoFailed {
     fn from(_: FlashError) -> IoFailed {
         IoFailed
     }
+}
+
+/// What a page of a shard's table says of its slots, as it was read from the device.
+///
+/// # Errors
+/// When it is not that page, or not whole.
+pub fn page_slots(
+    layout: &Layout,
+    generation: u64,
+    (shard, page): (u32, u32),
+    bytes: &[u8],
+) -> Result<Vec<Option<Sum>>, FlashError> {
+    let number = layout.table_number(shard, page);
+    let slots = table::decode(bytes, generation, number).ok_or(FlashError::Damaged)?;
+    let per = (layout.shard_slots() / layout.table_pages().max(1)) as usize;
+    Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
 }
 
 /// What follows from the end of an I/O.

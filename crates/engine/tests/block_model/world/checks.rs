@@ -5,10 +5,11 @@ use std::ops::Range;
 use larder_base::Rng;
 use larder_engine::block::address::Place;
 use larder_engine::block::map::Slot;
+use larder_engine::block::node::failing::page_slots;
 use larder_engine::block::{GROUP_LINES, IoFailed, LineId, MapRecord, SlotId, Sum};
 use larder_format::PAGE_SIZE;
+use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::COPY_BYTES;
-use larder_format::block::{BlockSuperblock, table};
 
 use super::{PER_LINE, SECTOR, SHARDS, World};
 use crate::parts::{Event, Truth, value};
@@ -130,9 +131,8 @@ impl World {
     pub(super) fn read_page(&self, shard: usize, page: u32) -> Result<Vec<Option<Sum>>, IoFailed> {
         let at = self.layout.table_at(shard as u32, page);
         let bytes = self.device.borrow().read(at, 4096 / SECTOR).concat();
-        let number = self.layout.table_number(shard as u32, page);
-        let slots = table::decode(&bytes, self.generation, number).ok_or(IoFailed)?;
-        Ok(slots.take(self.layout.page_groups as usize * 16).map(|s| s.map(Sum)).collect())
+        let at = (shard as u32, page);
+        page_slots(&self.layout, self.generation, at, &bytes).map_err(IoFailed::from)
     }
 
     pub(super) fn rot(&mut self) {

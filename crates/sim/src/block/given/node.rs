@@ -10,7 +10,7 @@ use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions, thread_of};
 use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
-use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::maintenance::{Inbox, Stores};
@@ -20,7 +20,7 @@ use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId, Source, Sum};
-use larder_format::block::{Layout, table};
+use larder_format::block::Layout;
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
 use larder_policy::budget::BudgetState;
 
@@ -106,10 +106,7 @@ impl<B: Carried> GivenNode<B> {
         page: u32,
         bytes: &[u8],
     ) -> Result<Vec<Option<Sum>>, FlashError> {
-        let number = self.layout.table_number(shard, page);
-        let slots = table::decode(bytes, self.generation, number).ok_or(FlashError::Damaged)?;
-        let per = (self.layout.shard_slots() / self.layout.table_pages().max(1)) as usize;
-        Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
+        page_slots(&self.layout, self.generation, (shard, page), bytes)
     }
 
     // ---- volumes ----
