@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use larder_base::{ByteSize, Rng};
-use larder_cache::kv::{Builder, Cache, LONGEST_KEY, NotStored};
+use larder_cache::kv::{Builder, Cache, Closed, LONGEST_KEY, NotStored};
 
 /// A runtime of one future: the calling thread sleeps until it is woken.
 struct Unpark(std::thread::Thread);
@@ -139,7 +139,8 @@ fn a_closed_cache_finds_and_stores_nothing_and_says_so() {
     assert!(cache.is_closed());
     assert_eq!(cache.get("k").wait(), None);
     assert_eq!(cache.insert("k", "w", None), Err(NotStored::Closed));
-    assert!(!cache.remove("k"));
+    assert_eq!(cache.remove("k"), Err(Closed));
+    assert_eq!(cache.clear(), Err(Closed));
 }
 
 #[test]
@@ -258,7 +259,7 @@ fn objects_expire_and_sizes_are_limits() {
     assert_eq!(cache.insert([0; LONGEST_KEY + 1], "v", None), Err(NotStored::Key(251)));
     assert!(cache.insert([0; LONGEST_KEY], "v", None).is_ok());
     cache.insert("k", "v", None).unwrap();
-    cache.clear();
+    cache.clear().unwrap();
     assert_eq!(cache.get("k").wait(), None);
 }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use larder_engine::block::GroupId;
+use larder_engine::block::node::owners;
 use larder_format::block::{BlockSuperblock, VolumeState};
 use serde::{Deserialize, Serialize};
 
@@ -55,9 +56,7 @@ impl Aside {
 
     /// The place in `all` of the volume that a group belongs to.
     pub(super) fn at(all: &[Aside], group: GroupId) -> Option<usize> {
-        let after = all.partition_point(|a| a.first_group <= group.0);
-        let at = after.checked_sub(1)?;
-        (group.0 - all[at].first_group < all[at].groups).then_some(at)
+        owners::aside_at(all, |a| (a.first_group, a.groups), group)
     }
 }
 

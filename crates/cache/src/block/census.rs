@@ -8,6 +8,7 @@ use std::time::Duration;
 use larder_base::Nanos;
 use larder_engine::block::GroupId;
 use larder_engine::block::node::maintenance::{Census, Lines, ROUND, Turn};
+use larder_engine::block::node::owners::Whose;
 use larder_engine::block::node::share::Count;
 use larder_policy::block::VolumeId;
 
@@ -75,13 +76,6 @@ impl Rounds {
             self.watches.entry(volume.id).or_default().turn(cache, volume);
         }
     }
-}
-
-/// Whose a line is: an attached volume's, or that of one that was put aside, by its place among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Whose {
-    Attached(VolumeId),
-    Aside(usize),
 }
 
 /// What a count has found so far.

@@ -16,7 +16,7 @@ use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_format::block::BlockSuperblock;
 use larder_policy::block::VolumeId;
-use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload};
+use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload, plain};
 use slab::Slab;
 
 use super::cached::{aligned, crcs};
@@ -203,12 +203,27 @@ impl Effects<Payload> for Carrier {
         self.cache.region.disown();
     }
 
-    fn note_given_up(&mut self, superblock: &BlockSuperblock) {
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> bool {
         let dir = &self.cache.config.state_dir;
-        if let Err(error) = note_given_up(dir, superblock) {
-            tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
-                used again", dir.display());
+        // What is noted in a directory that has taken its place no start would find.
+        let noted = match self.cache.state_dir_trouble() {
+            Some(trouble) => Err(trouble),
+            None => note_given_up(dir, superblock).map_err(|e| plain(&e).to_string()),
+        };
+        let before =
+            std::mem::replace(&mut *locked(&self.cache.node_limits.not_noted), noted.clone().err());
+        match &noted {
+            Err(error) if before.is_none() => tracing::error!(
+                "it cannot be noted in '{}' that the cache was given up ({error}): it is tried again; until it is, format the device \
+                 before a start uses it",
+                dir.display()
+            ),
+            Ok(()) if before.is_some() => {
+                tracing::info!("it is noted in '{}' that the cache was given up", dir.display());
+            }
+            _ => {}
         }
+        noted.is_ok()
     }
 
     fn given_up(&mut self, why: &str) {

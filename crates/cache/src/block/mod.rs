@@ -310,7 +310,14 @@ impl Core {
 
     /// Why the cache is out of use, if it is.
     pub fn why_given_up(&self) -> Option<String> {
-        locked(&self.node_limits.given_up).clone()
+        let why = locked(&self.node_limits.given_up).clone()?;
+        Some(match &*locked(&self.node_limits.not_noted) {
+            None => why,
+            Some(error) => format!(
+                "{why}; that could not be noted for the next start ({error}): it is tried again; until it is, format the device before \
+                 a start uses it"
+            ),
+        })
     }
 
     /// How a volume is cached where no range says otherwise, and how many ranges do.

@@ -103,6 +103,8 @@ pub(super) struct NodeLimits {
     pub(super) uuid: String,
     /// Why the cache is out of use.
     pub(super) given_up: Mutex<Option<String>>,
+    /// Why that could not be noted for later starts.
+    pub(super) not_noted: Mutex<Option<String>>,
     budget_file: PathBuf,
     /// Bytes that the file says are written. One party writes it at a time.
     budget_written: Mutex<u64>,
@@ -146,6 +148,7 @@ impl NodeLimits {
             path,
             uuid,
             given_up: Mutex::default(),
+            not_noted: Mutex::default(),
             budget_file,
             budget_written: Mutex::default(),
         })

@@ -24,7 +24,6 @@ fn passed_by(dir: &Path, path: &Path) -> PathBuf {
 
 /// Writes a note durably.
 fn note(dir: &Path, note: &Path, text: &str) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
     std::fs::write(note, text)?;
     std::fs::File::open(note)?.sync_all()?;
     std::fs::File::open(dir)?.sync_all()
@@ -47,6 +46,7 @@ pub(super) fn note_passed_by(dir: &Path, path: &Path, uuid: Option<&str>) -> std
     for entry in std::fs::read_dir(dir.join(MAPS)).into_iter().flatten() {
         known.extend(entry?.file_name().into_string().ok());
     }
+    std::fs::create_dir_all(dir)?;
     for uuid in known {
         note(dir, &marker(dir, &uuid), "volumes were served without the cache\n")?;
     }
@@ -91,7 +91,9 @@ pub(super) struct AtStart<'a> {
 
 impl Notes for AtStart<'_> {
     fn given_up(&mut self) -> Result<(), String> {
-        note_given_up(self.dir, self.superblock).map_err(|e| plain(&e).to_string())
+        let made = std::fs::create_dir_all(self.dir);
+        made.and_then(|()| note_given_up(self.dir, self.superblock))
+            .map_err(|e| plain(&e).to_string())
     }
 
     fn forget(&mut self) {

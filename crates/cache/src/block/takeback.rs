@@ -135,6 +135,7 @@ impl LogThread {
         }
         cache.node_limits.limits.failures.works();
         *locked(&cache.node_limits.given_up) = None;
+        *locked(&cache.node_limits.not_noted) = None;
         cache.enabled.store(true, Ordering::SeqCst);
         Ok(())
     }

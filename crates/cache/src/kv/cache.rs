@@ -40,7 +40,7 @@ use crate::slot::Slot;
 ///     .open()?;
 /// cache.insert(b"key", b"value", None)?;
 /// assert_eq!(cache.get(b"key").wait().as_deref(), Some(&b"value"[..]));
-/// assert!(cache.remove(b"key"));
+/// assert!(cache.remove(b"key")?);
 /// assert_eq!(cache.get(b"key").wait(), None);
 /// cache.close();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -93,6 +93,11 @@ pub enum NotStored {
     #[error("the cache is closed")]
     Closed,
 }
+
+/// The cache has been closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cache is closed")]
+pub struct Closed;
 
 /// The longest key, bytes.
 pub const LONGEST_KEY: usize = 250;
@@ -178,16 +183,20 @@ impl Cache {
 
     /// Removes an object; tells whether there was one. It is gone when this returns. Where the object may be on flash, this thread reads
     /// there (about 100 µs), since no other key may be removed with it.
-    pub fn remove(&self, key: impl AsRef<[u8]>) -> bool {
+    ///
+    /// # Errors
+    /// [`Closed`]: it may be there behind the next opening.
+    pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<bool, Closed> {
         let mut removed = false;
         let key = key.as_ref();
         if key.is_empty() || key.len() > LONGEST_KEY {
-            return false;
+            return Ok(false);
         }
         self.now(key, Op::Delete(Delete::default()), |reply| {
             removed = matches!(reply, Reply::Deleted { .. });
         });
-        removed
+        // (Who finds it open here was answered by a cache that was.)
+        if removed || !self.is_closed() { Ok(removed) } else { Err(Closed) }
     }
 
     /// The value of a key: at once where it is in DRAM, by one read where it is on flash. The look-up begins with this call.
@@ -240,11 +249,14 @@ impl Cache {
         self.0.0.core.stats(self.0.0.clock.now())
     }
 
-    /// Forgets everything.
-    pub fn clear(&self) {
+    /// Forgets everything: nothing that was there before is there when this returns, in this run or behind the next opening.
+    ///
+    /// # Errors
+    /// [`Closed`]: the next opening may find what this was to forget.
+    pub fn clear(&self) -> Result<(), Closed> {
         not_while_showing();
         let now = self.0.0.clock.now();
-        self.0.0.core.flush_all(now, now.wall);
+        self.0.0.core.flush_all(now, now.wall).then_some(()).ok_or(Closed)
     }
 
     /// Ends the cache: what is on flash is there when it is opened again, which can be when the last handle has gone. Whoever holds a handle

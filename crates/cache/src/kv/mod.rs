@@ -47,7 +47,7 @@ use larder_runtime::{DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear}
 use self::notifier::Notifier;
 
 pub use builder::Builder;
-pub use cache::{Cache, LONGEST_KEY, Lookup, NotStored};
+pub use cache::{Cache, Closed, LONGEST_KEY, Lookup, NotStored};
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::CacheError;
 pub use larder_engine::kv::node::start::Warmth;
@@ -215,8 +215,10 @@ impl Core {
 
     /// From second `at` on, objects written before it are gone. `at` may lie in the future; when it does not, every
     /// object that exists goes now, also those written in this very second. A later call replaces one still to come.
-    pub fn flush_all(&self, now: Now, at: UnixSecs) {
-        self.node.flush_all(now, at);
+    /// Returns whether they are: not from a cache that is being closed.
+    #[must_use = "a cache that is being closed forgets nothing"]
+    pub fn flush_all(&self, now: Now, at: UnixSecs) -> bool {
+        self.node.flush_all(now, at)
     }
 
     /// The flash that callers read from; `None` when there is DRAM alone.

@@ -662,7 +662,7 @@ impl World {
         let at = UnixSecs(self.now.wall.0 + self.rng.range(1, 4) as u32);
         // Until it is answered it may have happened or not, by shard; and a flush replaces one announced before.
         let announced = self.model.forget_announced_flush();
-        self.node.flush_all(self.now, if later { at } else { self.now.wall });
+        assert!(self.node.flush_all(self.now, if later { at } else { self.now.wall }));
         self.model.announce_again(announced);
         self.say(format!("flush later {later} at {at:?} now {:?}", self.now.wall));
         if later {

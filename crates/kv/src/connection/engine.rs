@@ -105,7 +105,8 @@ impl<E: Engine> Engine for std::sync::Arc<E> {
         (**self).list(now, cursor, show)
     }
     fn flush_all(&self, now: Now, at: UnixSecs) {
-        (**self).flush_all(now, at);
+        // (A stop begins behind the last request.)
+        let _ = (**self).flush_all(now, at);
     }
 }
 
@@ -148,7 +149,7 @@ impl Engine for Core {
         Core::list(self, now, cursor, show)
     }
     fn flush_all(&self, now: Now, at: UnixSecs) {
-        Core::flush_all(self, now, at);
+        let _ = Core::flush_all(self, now, at);
     }
 }
 

@@ -86,7 +86,9 @@ impl Effects<Blank> for Begun {
     }
 
     /// (The drive does not fail, and a simulation has no end.)
-    fn note_given_up(&mut self, _: &BlockSuperblock) {}
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+        true
+    }
     fn disown(&mut self) {}
     fn given_up(&mut self, _: &str) {}
     fn identity(&mut self, _: &str) -> Option<[u8; 64]> {

@@ -380,7 +380,7 @@ impl Live {
             if i == requests / 2 || i == requests / 3 {
                 let later = UnixSecs(self.now.wall.0 + 2);
                 let at = if i == requests / 3 { later } else { self.now.wall };
-                self.node.flush_all(self.now, at);
+                assert!(self.node.flush_all(self.now, at));
             }
         }
     }

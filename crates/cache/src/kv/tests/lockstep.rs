@@ -334,8 +334,8 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
                     u64::from(said.said.len() > 1 && said.said[1].contains("tier: Flash"));
             });
             if run == 2 && i == requests / 2 {
-                a.node.flush_all(now, UnixSecs(now.wall.0 + 2));
-                b.node.flush_all(now, UnixSecs(now.wall.0 + 2));
+                assert!(a.node.flush_all(now, UnixSecs(now.wall.0 + 2)));
+                assert!(b.node.flush_all(now, UnixSecs(now.wall.0 + 2)));
             }
             if i.is_multiple_of(97) {
                 let same = || format!("{policy}, run {run}, request {i}");

@@ -94,7 +94,7 @@ fn an_object_that_a_flush_took_counts_as_reclaimed_when_it_is_stored_again() {
     let dir = tempfile::tempdir().unwrap();
     let (store, clock) = dram_alone(dir.path());
     set(&store, &clock, "key", b"1");
-    store.flush_all(clock.now(), clock.now().wall);
+    assert!(store.flush_all(clock.now(), clock.now().wall));
     assert_eq!(store.stats(clock.now()).reclaimed, 0);
     for _ in 0..2 {
         set(&store, &clock, "key", b"1");

@@ -113,9 +113,9 @@ pub trait Effects<B> {
     /// Make everything durable that the store of this volume has answered before now; [`Maintenance::store_flushed`] with this
     /// number. Of one store there is one at a time.
     fn store_flush(&mut self, store: VolumeId, number: u64);
-    /// The durable map cannot be kept: no later start may use what is on the device, and that is noted durably elsewhere when
-    /// this returns.
-    fn note_given_up(&mut self, superblock: &BlockSuperblock);
+    /// The durable map cannot be kept: no later start may use what is on the device. Returns whether that is noted durably
+    /// elsewhere. If not it is asked for again, at each tick, unless the device itself says it.
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> bool;
     /// No later start may use what is in memory.
     fn disown(&mut self);
     /// From now on no line is used any more, for this reason.
@@ -160,6 +160,8 @@ pub struct Maintenance {
     logged: Nanos,
     commit: bool,
     stop: Stop,
+    /// That the cache was given up nothing says to a later start; then it is tried again.
+    unnoted: Option<Nanos>,
     #[cfg(feature = "planted")]
     fault: Option<Planted>,
 }
@@ -183,6 +185,7 @@ impl Maintenance {
             logged: Nanos::ZERO,
             commit: true,
             stop: Stop::No,
+            unnoted: None,
             #[cfg(feature = "planted")]
             fault: None,
         }
@@ -405,10 +408,19 @@ impl Maintenance {
         io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
+        self.note_again(now, fx);
         match self.stop {
             Stop::No => self.work(now, shards, io, fx),
             _ => self.go_on_to_stop(now, shards, io, fx),
         }
+    }
+
+    /// Tries again to have noted that the cache was given up: if it is due, and at each turn of a stop.
+    fn note_again<B>(&mut self, now: Nanos, fx: &mut impl Effects<B>) {
+        let Some(due) = self.unnoted else { return };
+        let due = now >= due || !matches!(self.stop, Stop::No);
+        let Some(former) = self.former.as_ref().filter(|_| due) else { return };
+        self.unnoted = (!fx.note_given_up(former)).then_some(now + self.pace.tick);
     }
 
     fn work<B>(
@@ -561,10 +573,11 @@ impl Maintenance {
             self.goes_on_without(now, why, shards, fx);
         }
         if !self.planted(Planted::GivenUpValid) {
-            fx.note_given_up(log.superblock());
+            let noted = fx.note_given_up(log.superblock());
             fx.disown();
             // If the device takes it after all, nothing else is needed.
-            let _ = log.update(io, |sb| sb.volumes.clear());
+            let said = log.update(io, |sb| sb.volumes.clear()).is_ok();
+            self.unnoted = (!noted && !said).then_some(now + self.pace.tick);
         }
         log.end_recording();
         self.stats = log.stats();
@@ -592,7 +605,7 @@ impl Maintenance {
     /// The cache is used again, with this log.
     pub fn resume(&mut self, log: RecordedLog) {
         self.stats = log.stats();
-        (self.log, self.former) = (Some(log), None);
+        (self.log, self.former, self.unnoted) = (Some(log), None, None);
         self.bits.clear();
         self.flushes.clear();
         self.commit = true;

@@ -3,6 +3,7 @@
 //!
 //! [`Placed`] finds a volume by its place in the line space; hosts that know volumes otherwise implement [`Owners`] by themselves.
 
+use larder_format::block::{BlockSuperblock, VolumeState};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Selection, VolumeId};
 
 use super::share::{self, Account, Pins, Side, Stays};
@@ -31,6 +32,32 @@ pub trait Owners {
     fn is_pinned(&self, volume: &Self::Volume, line: LineId) -> bool;
     /// A line of it is refused for this reason; no policy was asked.
     fn refused(&self, volume: &Self::Volume, reason: Reason);
+}
+
+/// Whose a group is when lines are counted: an attached volume's, or that of one that was put aside, by its place among them.
+/// (Where a page of a table is several volumes' each is taken to have its part, so those that are put aside have theirs.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Whose {
+    /// Of this number.
+    Attached(VolumeId),
+    /// Among [`put_aside`], or what is in its order.
+    Aside(usize),
+}
+
+/// Where the volumes lie that were put aside, each with its first group and how many there are, in this order.
+pub fn put_aside(superblock: &BlockSuperblock) -> Vec<(u64, u64)> {
+    let aside = superblock.volumes.iter().filter(|v| v.state == VolumeState::Detached);
+    let mut all: Vec<_> = aside.map(|v| (v.first_group, v.groups)).collect();
+    all.sort_unstable();
+    all
+}
+
+/// The place in `all` of the volume that a group belongs to; `at` says where one of them lies.
+pub fn aside_at<A>(all: &[A], at: impl Fn(&A) -> (u64, u64), group: GroupId) -> Option<usize> {
+    let after = all.partition_point(|a| at(a).0 <= group.0);
+    let found = after.checked_sub(1)?;
+    let (first, groups) = at(&all[found]);
+    (group.0 - first < groups).then_some(found)
 }
 
 /// Whether the line `victim` stays, though `line` would take its place (`None`: it is only about room). If not, it counts as evicted.

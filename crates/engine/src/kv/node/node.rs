@@ -218,12 +218,19 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         self.lock(self.shard_of(read.hash)).verify(now, read, bytes);
     }
 
-    /// From second `at` on, what was stored before it is gone; at once, if that is not to come.
-    pub fn flush_all(&self, now: Now, at: UnixSecs) {
+    /// From second `at` on, what was stored before it is gone; at once, if that is not to come. Returns whether it is: not after
+    /// [`refuse`](Self::refuse), when it may be gone from some shards, and is not behind the next start.
+    #[must_use = "a node that is being closed forgets nothing"]
+    pub fn flush_all(&self, now: Now, at: UnixSecs) -> bool {
         for shard in 0..self.shards() {
-            self.lock(shard).flush(now, (at > now.wall).then_some(at));
+            let mut shard = self.lock(shard);
+            if self.refusing.load(Ordering::Relaxed) {
+                return false;
+            }
+            shard.flush(now, (at > now.wall).then_some(at));
         }
         self.flushed_at.store(at.0, Ordering::Relaxed);
+        true
     }
 
     /// The wall second of the last flush; 0 if there was none.

@@ -163,10 +163,11 @@ impl Effects<Bytes> for Begun {
         assert_eq!(store, STORE);
         self.flushes.push(number);
     }
-    fn note_given_up(&mut self, _: &BlockSuperblock) {
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
         if !self.device.borrow().blown {
             self.validity.barred.set(true);
         }
+        true
     }
     fn disown(&mut self) {
         if !self.device.borrow().blown {

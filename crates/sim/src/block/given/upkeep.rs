@@ -11,7 +11,7 @@ use larder_engine::block::node::flushes::{Flushed, has_made_durable};
 use larder_engine::block::node::maintenance::{
     AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, ROUND, Turn,
 };
-use larder_engine::block::node::owners::Owners;
+use larder_engine::block::node::owners::{Owners, Whose, aside_at, put_aside};
 use larder_engine::block::node::share::Count;
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::{GroupId, SlotId};
@@ -104,8 +104,9 @@ impl<B: Carried> Effects<B> for Carrier<'_, B> {
         self.begun.flushed.push((store, number));
     }
 
-    fn note_given_up(&mut self, _: &BlockSuperblock) {
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
         self.begun.barred = true;
+        true
     }
 
     fn disown(&mut self) {
@@ -257,7 +258,7 @@ impl<B: Carried> Upkeep<B> {
     /// The round of who has time, if it is due. Returns when the next is.
     pub(super) fn round(&mut self, node: &GivenNode<B>) -> Nanos {
         if node.now.get() >= self.rounds.due {
-            self.rounds.due = self.rounds.turn(node);
+            self.rounds.due = self.rounds.turn(node, self.machine.line_space());
         }
         self.rounds.due
     }
@@ -267,12 +268,16 @@ impl<B: Carried> Upkeep<B> {
 #[derive(Default)]
 struct Rounds {
     machine: Census,
-    lines: BTreeMap<VolumeId, u64>,
+    lines: Lined,
     due: Nanos,
 }
 
 impl Rounds {
-    fn turn<B: Carried>(&mut self, node: &GivenNode<B>) -> Nanos {
+    fn turn<B: Carried>(
+        &mut self,
+        node: &GivenNode<B>,
+        superblock: Option<&BlockSuperblock>,
+    ) -> Nanos {
         let now = node.now.get();
         if self.machine.keeps_budget(now) {
             node.medium.keep(now);
@@ -288,7 +293,7 @@ impl Rounds {
                 }
             }
         }
-        let mut counted = Counted { node, lines: &mut self.lines };
+        let mut counted = Counted { node, superblock, lines: &mut self.lines };
         loop {
             match self.machine.turn(now, &mut counted) {
                 Turn::Again => {}
@@ -299,10 +304,19 @@ impl Rounds {
     }
 }
 
+/// What a count has found so far.
+#[derive(Default)]
+struct Lined {
+    /// Where volumes lay that were put aside when it began.
+    aside: Option<Vec<(u64, u64)>>,
+    by_volume: BTreeMap<Whose, u64>,
+}
+
 /// Shards whose lines are counted and swept.
 struct Counted<'a, B: Carried> {
     node: &'a GivenNode<B>,
-    lines: &'a mut BTreeMap<VolumeId, u64>,
+    superblock: Option<&'a BlockSuperblock>,
+    lines: &'a mut Lined,
 }
 
 impl<B: Carried> Lines for Counted<'_, B> {
@@ -315,17 +329,23 @@ impl<B: Carried> Lines for Counted<'_, B> {
     }
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
-        let Counted { node, lines } = self;
-        let of = |group: GroupId| node.owner(group.line(0)).map(|v| v.id);
+        let Counted { node, superblock, lines } = self;
+        let Lined { aside, by_volume } = &mut **lines;
+        let aside = aside.get_or_insert_with(|| superblock.map_or_else(Vec::new, put_aside));
+        let of = |group: GroupId| {
+            let attached = node.owner(group.line(0)).map(|v| Whose::Attached(v.id));
+            attached.or_else(|| aside_at(aside, |&at| at, group).map(Whose::Aside))
+        };
         count.turn(&node.cells[shard as usize].borrow().0, of, |volume, more| {
-            *lines.entry(volume).or_default() += more;
+            *by_volume.entry(volume).or_default() += more;
         })
     }
 
     fn counted(&mut self) {
-        let mut lines = std::mem::take(self.lines);
+        let Lined { by_volume, .. } = std::mem::take(self.lines);
         for volume in self.node.all() {
-            volume.account.set(lines.remove(&volume.id).unwrap_or(0));
+            let lines = by_volume.get(&Whose::Attached(volume.id));
+            volume.account.set(lines.copied().unwrap_or(0));
         }
     }
 }

@@ -118,6 +118,8 @@ struct Asked {
     fills: u32,
     flushes: Vec<(VolumeId, u64)>,
     said: Vec<String>,
+    /// Nothing can be noted.
+    unable: bool,
 }
 
 impl Effects<()> for Asked {
@@ -129,8 +131,9 @@ impl Effects<()> for Asked {
     fn store_flush(&mut self, store: VolumeId, number: u64) {
         self.flushes.push((store, number));
     }
-    fn note_given_up(&mut self, _: &BlockSuperblock) {
-        self.said.push("noted".into());
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+        self.said.push(if self.unable { "not noted" } else { "noted" }.into());
+        !self.unable
     }
     fn disown(&mut self) {
         self.said.push("disowned".into());
@@ -393,6 +396,38 @@ fn the_end_sweeps_for_three_seconds() {
     assert_eq!(bench.asked.said, ["sweeping false"]);
     assert_eq!(bench.end(4001), Turn::Over { settled: true });
     assert_eq!(bench.asked.said[1..], ["sweeping true", "stopped"]);
+}
+
+/// The device fails and the state directory is full or gone: what says it first ends the trying.
+#[test]
+fn what_could_not_be_noted_at_a_give_up_is_noted_later() {
+    let mut bench = Bench::new();
+    (bench.device.fails, bench.asked.unable) = (true, true);
+    bench.take(201, Work { ranges: vec![(OpId(5), 3, 5)], ..Work::default() });
+    bench.turn(201);
+    assert_eq!(bench.asked.said[..2], ["not noted", "disowned"]);
+    let tries = |bench: &Bench| {
+        bench.asked.said.iter().filter(|said| said.ends_with("noted")).cloned().collect::<Vec<_>>()
+    };
+    // At each tick, not at each turn.
+    let tick = bench.machine.pace().tick.0 / 1_000_000;
+    for turn in 0..4 {
+        bench.turn(202 + turn);
+    }
+    assert_eq!(tries(&bench), ["not noted"]);
+    bench.turn(202 + tick);
+    assert_eq!(tries(&bench), ["not noted"; 2]);
+    bench.asked.unable = false;
+    bench.turn(204 + 2 * tick);
+    bench.turn(205 + 3 * tick);
+    assert_eq!(tries(&bench), ["not noted", "not noted", "noted"]);
+    // Where the device says it no note is missing.
+    let mut bench = Bench::new();
+    bench.asked.unable = true;
+    bench.take(300, Work { give_up: Some("it failed".into()), ..Work::default() });
+    bench.turn(300);
+    bench.turn(301 + 2 * tick);
+    assert_eq!(tries(&bench), ["not noted"]);
 }
 
 #[test]

@@ -30,7 +30,7 @@ use crate::block::record::{
     Again, BlockRunSetup, BlockSetupError, BlockTape, RecordedLog, Replayed, SharedTape,
     StreamReader,
 };
-use told::{Nothing, NotingFx, note_ended};
+use told::{NotingFx, note_ended};
 
 /// Ranges as large as the device that may wait at a time. Clients have eight; what others ask for is a bit each.
 const MOST_RANGES: u64 = 16;
@@ -542,12 +542,12 @@ impl ReplayedMaintenance {
         let heard = RefCell::new(Heard::default());
         let answers = &ended.answers;
         let told = || Told { numbers: &numbers, number: 0, answers, answer: &answer, layout };
-        let (mut world, mut device) = (told(), told());
+        let (mut world, mut device, mut host) = (told(), told(), told());
         let s = &mut Noting { inner: &mut world, heard: &heard, layout };
         // A replay writes nothing.
         let noting = Noting { inner: &mut device, heard: &heard, layout };
         let i = &mut Charged::new(noting, Limits::default(), now);
-        let f = &mut NotingFx { inner: &mut Nothing, heard: &heard };
+        let f = &mut NotingFx { inner: &mut host, heard: &heard };
         let m = &mut self.machine;
         match input {
             Input::Begin(pace) => *m = machine(pace, &self.superblock, self.quiet),

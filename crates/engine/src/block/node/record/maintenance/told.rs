@@ -292,9 +292,11 @@ impl<B, E: Effects<B>> Effects<B> for NotingFx<'_, E> {
         self.inner.store_flush(store, number);
     }
 
-    fn note_given_up(&mut self, superblock: &BlockSuperblock) {
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> bool {
         self.asked(&[44]);
-        self.inner.note_given_up(superblock);
+        let noted = self.inner.note_given_up(superblock);
+        self.heard.borrow_mut().answers.push(noted);
+        noted
     }
 
     fn disown(&mut self) {
@@ -324,14 +326,14 @@ impl<B, E: Effects<B>> Effects<B> for NotingFx<'_, E> {
 }
 
 /// The host of a replay, which carries nothing out.
-pub(super) struct Nothing;
-
-impl Effects<()> for Nothing {
+impl Effects<()> for Told<'_> {
     fn fill(&mut self, _: Fill<()>) {}
     fn copy(&mut self, _: Copying) {}
     fn load(&mut self, _: Load) {}
     fn store_flush(&mut self, _: VolumeId, _: u64) {}
-    fn note_given_up(&mut self, _: &BlockSuperblock) {}
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+        self.answer()
+    }
     fn disown(&mut self) {}
     fn given_up(&mut self, _: &str) {}
     fn identity(&mut self, _: &str) -> Option<[u8; 64]> {
