@@ -104,6 +104,8 @@ UBLK = """
 mkdir -p /dev/shm
 mount -t tmpfs none /dev/shm
 control=/tmp/state/block.sock
+# The guest may be slow.
+patient="--answer-within 120"
 serve() {
     : >/tmp/log
     larder block serve --cache /tmp/cache --volume disk=file:/dev/vda --state-dir /tmp/state --listen $* $plain 2>>/tmp/log &
@@ -187,7 +189,7 @@ echo "grown under a writer"
 disk=$(sectors ublkb3)
 busy /mnt
 larger
-larder block resize disk --control $control >/tmp/answer
+larder block resize disk --control $control $patient >/tmp/answer
 if [ $grows = yes ]; then grep "1 disk is told of it$" /tmp/answer; else grep "; 1 client keeps the old size" /tmp/answer; fi
 followed
 enough
@@ -221,14 +223,14 @@ kill $other
 wait $other
 
 echo "detached and attached"
-larder block detach disk --control $control &
+larder block detach disk --control $control $patient &
 detaching=$!
 sleep 1.5
 [ -b /dev/ublkb3 ]
 umount /mnt
 wait $detaching
 gone
-larder block attach disk=file:/dev/vda --control $control
+larder block attach disk=file:/dev/vda --control $control $patient
 says "ublkb[0-9]* is there"
 disk=$(ls /dev/ublkb*)
 [ $(sectors ${disk#/dev/}) = $(sectors vda) ]
@@ -238,11 +240,11 @@ if [ $grows = no ]; then
     for i in 1 2; do mkdir /mnt/more$i; fill /mnt/more$i 10; done
     sync
 fi
-larder block detach disk --disconnect --control $control >/dev/null 2>&1
+larder block detach disk --disconnect --control $control $patient >/dev/null 2>&1
 [ ! -e $disk ]
 umount /mnt
 e2fsck -fp /dev/vda || [ $? = 1 ]
-larder block attach disk=file:/dev/vda --control $control
+larder block attach disk=file:/dev/vda --control $control $patient
 while ! ls /dev/ublkb* 2>/dev/null; do sleep 0.1; done
 disk=$(ls /dev/ublkb*)
 mount -t ext4 $disk /mnt
@@ -369,7 +371,7 @@ def two_boots(served, disk, then=None):
 def volume_grows(served, machine):
     machine.wait_for("growth 1: ")
     size = served.disk.stat().st_size + GROWTH
-    told = run([served.options.larder, "block", "resize", "disk", str(size), "--state-dir", served.state])
+    told = run([served.options.larder, "block", "resize", "disk", str(size), "--answer-within", "120", "--state-dir", served.state])
     if "1 disk is told of it" not in told or "keep" in told:
         raise Failed(f"resize: {told}")
     machine.wait_for("growth 2: ")

@@ -63,6 +63,7 @@ fn a_file_says_all_and_flags_win() {
         let output = Command::new(env!("CARGO_BIN_EXE_larder"))
             .args(["block", "status", "--json", "--state-dir"])
             .arg(dir.join("state"))
+            .args(["--answer-within", "120"])
             .stdin(Stdio::null())
             .output()
             .unwrap();

@@ -127,6 +127,7 @@ fn comes_and_goes(placement: &str) {
     let mut waiting = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "detach", "more", "--state-dir"])
         .arg(dir.join("state"))
+        .args(["--answer-within", "120"])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -361,6 +362,7 @@ fn a_disk_of_a_guest_is_put_aside_and_comes_back() {
     let mut waiting = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "detach", "disk", "--state-dir"])
         .arg(dir.join("state"))
+        .args(["--answer-within", "120"])
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
@@ -410,13 +412,14 @@ fn what_is_in_use_is_neither_formatted_nor_attached() {
         }
         let uri = format!("own=file:{}", dir.join(name).display());
         let (code, _, error) = ask(dir, &["attach", &uri]);
-        assert!(code == 1 && error.contains("locked"), "{code} {error}");
+        assert!(code == 1 && error.contains("the cache of this daemon itself"), "{code} {error}");
     }
     std::fs::create_dir(dir.join("sub")).unwrap();
     std::fs::File::create(dir.join("sub").join("rel.img")).unwrap().set_len(5 << 20).unwrap();
     let attached = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "attach", "rel=file:rel.img", "--state-dir"])
         .arg(dir.join("state"))
+        .args(["--answer-within", "120"])
         .current_dir(dir.join("sub"))
         .output()
         .unwrap();

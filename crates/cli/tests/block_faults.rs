@@ -208,6 +208,7 @@ fn status(dir: &Path) -> serde_json::Value {
     let output = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "status", "--json", "--state-dir"])
         .arg(dir.join("state"))
+        .args(["--answer-within", "120"])
         .output()
         .unwrap();
     assert!(output.status.success());

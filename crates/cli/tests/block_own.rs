@@ -84,6 +84,8 @@ fn what_is_the_daemons_own_is_no_store_of_it() {
         format!("nbd+unix:///disk?socket={}", path("link")),
         format!("nbd://127.0.0.1:{port}/disk"),
         format!("nbd://localhost:{port}/disk"),
+        // Looked up when it is opened.
+        format!("nbd://127.1:{port}/disk"),
     ] {
         refused(dir, &["attach", &format!("loop={uri}")], own);
     }
@@ -177,7 +179,7 @@ fn a_state_directory_that_is_moved_away_is_told_of() {
 fn a_daemon_that_is_stopped_is_not_waited_for() {
     let dir = prepare("set:8");
     let dir = dir.path();
-    let daemon = Daemon::start(dir, &[]);
+    let mut daemon = Daemon::start(dir, &[]);
     let control = dir.join("state/block.sock").display().to_string();
     daemon.signal(Signal::STOP);
     let volume = format!("a=file:{}", dir.join("other").display());
@@ -190,6 +192,12 @@ fn a_daemon_that_is_stopped_is_not_waited_for() {
         }
     }
     daemon.signal(Signal::CONT);
+    // What was said to have failed is not done later.
+    for _ in ["detach", "attach"] {
+        daemon.wait_for("whoever gave it did not wait");
+    }
+    assert_eq!(json(dir, &["status"])["volumes"][0]["name"], "disk");
+    assert!(!daemon.said("is detached"), "{:#?}", daemon.seen);
     let file = dir.join("disk").display().to_string();
     let (code, error) = larder(&["status", "--control", &file]);
     assert!(code == Some(1) && error.contains("is no socket"), "{error}");

@@ -197,6 +197,7 @@ fn a_file_on_a_mounted_volume() {
     let mut child = Command::new(larder)
         .args(["block", "pin", "disk", "--ranges", "-", "--label", file, "--state-dir"])
         .arg(dir.join("state"))
+        .args(["--answer-within", "120"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
@@ -265,6 +266,7 @@ fn prefetch_gives_way_stops_and_stays_within_the_budget() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "prefetch", "big", "4g..", "--state-dir"])
         .arg(dir.join("state"))
+        .args(["--answer-within", "120"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -290,7 +292,12 @@ fn prefetch_gives_way_stops_and_stays_within_the_budget() {
     daemon.stop();
     let tight = ["--endurance-tbw", "0.001", "--no-first-fill", "--volume", &volume];
     let daemon = Daemon::start(dir, &tight);
-    let done = json(dir, &["prefetch", "big", "1g..1028m"]);
+    // It fails where the budget has nothing left for it at all.
+    let (code, out, error) = ask(dir, &["prefetch", "big", "1g..1028m", "--json"]);
+    let done: Value = serde_json::from_str(&out).unwrap();
+    let nothing = done["brought"] == 0;
+    assert_eq!(code, i32::from(nothing), "{error}");
+    assert_eq!(error.contains("nothing was brought"), nothing, "{error}");
     let sum: u64 =
         ["budget", "brought", "no_place"].iter().map(|n| done[n].as_u64().unwrap()).sum();
     assert!(done["budget"].as_u64().unwrap() > 900 && sum == 1024, "{done}");

@@ -2,7 +2,7 @@
 //! says several lines and, of a number, no remedy.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, Error};
+use clap::{Arg, Command, Error, value_parser};
 
 use crate::list::said;
 
@@ -76,13 +76,26 @@ fn reason(command: &Command, name: &str, said: &str) -> String {
 /// What whole numbers a flag takes: it is asked for one that is too large.
 fn allowed(command: &Command, name: &str) -> String {
     let alone = command.clone().no_binary_name(true).subcommand_required(false);
-    let alone = alone.mut_args(|arg| arg.required(false));
+    let is_it = |arg: &Arg| {
+        let mut names = arg.get_value_names().unwrap_or_default().iter();
+        names.any(|n| n.as_str() == name) || arg.get_id().as_str() == name
+    };
+    // Whatever stands before an argument without a flag.
+    let before = command.get_positionals().take_while(|arg| !is_it(arg)).count();
+    let alone = alone.mut_args(|arg| match arg.is_positional() && !is_it(&arg) {
+        true => arg.required(false).value_parser(value_parser!(String)),
+        false => arg.required(false),
+    });
     for number in LARGEST {
-        let word = match name.starts_with('-') {
-            true => format!("{name}={number}"),
-            false => number.to_string(),
+        let words = match name.starts_with('-') {
+            true => vec![format!("{name}={number}")],
+            false => {
+                let mut words = vec!["x".to_owned(); before];
+                words.push(number.to_string());
+                words
+            }
         };
-        let Err(error) = alone.clone().try_get_matches_from([word]) else { continue };
+        let Err(error) = alone.clone().try_get_matches_from(words) else { continue };
         let source = std::error::Error::source(&error).map(ToString::to_string);
         if let Some(range) = source.as_deref().and_then(range_of) {
             return range;
@@ -128,8 +141,6 @@ pub(crate) fn refusal_of_value(command: &Command, error: &Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Arg, value_parser};
-
     use super::*;
 
     #[test]
@@ -173,6 +184,22 @@ mod tests {
             ),
         ] {
             let error = command.clone().try_get_matches_from([word]).unwrap_err();
+            assert_eq!(refusal(&command, "x", &error), wanted);
+        }
+    }
+
+    #[test]
+    fn of_several_arguments_the_one_that_is_wrong_is_asked() {
+        let command = Command::new("x")
+            .no_binary_name(true)
+            .arg(Arg::new("from").value_name("FROM").required(true).value_parser(value_parser!(u8)))
+            .arg(Arg::new("to").required(true).value_parser(value_parser!(u16).range(1..=64)));
+        for (words, wanted) in [
+            (["x", "1"], "FROM 'x': write a whole number from 0 to 255"),
+            (["1", "x"], "to 'x': write a whole number from 1 to 64"),
+            (["1", "65"], "to '65': write a whole number from 1 to 64"),
+        ] {
+            let error = command.clone().try_get_matches_from(words).unwrap_err();
             assert_eq!(refusal(&command, "x", &error), wanted);
         }
     }

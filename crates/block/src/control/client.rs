@@ -1,12 +1,13 @@
 //! The other end of the control socket: what the command line asks a daemon with.
 
-use std::io::{BufReader, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::Value;
 
 use super::protocol::{Answer, MOST_ANSWER, Progress, Request, read_line};
@@ -33,7 +34,7 @@ pub enum ClientError {
     },
     /// It takes requests, and answers none.
     #[error(
-        "the daemon at '{}'{} has not answered within {} s: it is stopped, or hangs; {}, or wait longer with --answer-within",
+        "the daemon at '{}'{} has not answered within {} s: it is stopped, or hangs, and will not begin with what was asked; {}, or wait longer with --answer-within",
         path.display(),
         pid.map_or_else(String::new, |pid| format!(" (process {pid})")),
         limit.as_secs(),
@@ -77,7 +78,8 @@ pub fn ask(
     ask_within(path, request, None, progress)
 }
 
-/// The same, where the daemon must say something within `limit`: its answer, or, of what may take long, that it has begun.
+/// The same, where the daemon must say something within `limit`: its answer, or, of what may take long, that it has begun. One that
+/// says nothing, as former versions do until there is something to say, is asked how it is: where it answers that, it is waited for.
 ///
 /// # Errors
 /// [`ClientError`].
@@ -87,8 +89,23 @@ pub fn ask_within(
     limit: Option<Duration>,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Value, ClientError> {
+    let lives = || {
+        let asked = ask_of(path, &Request::Status {}, limit, &mut |_| {}, &|| false);
+        matches!(asked, Ok(_) | Err(ClientError::Refused { .. }))
+    };
+    ask_of(path, request, limit, progress, &lives)
+}
+
+/// The same, where `lives` finds out whether a daemon that says nothing answers others.
+fn ask_of(
+    path: &Path,
+    request: &Request,
+    limit: Option<Duration>,
+    progress: &mut dyn FnMut(&Progress),
+    lives: &dyn Fn() -> bool,
+) -> Result<Value, ClientError> {
     let broken = |reason: String| ClientError::Broken { path: path.to_owned(), reason };
-    let mut stream = connect(path)?;
+    let mut stream = connect(path, limit)?;
     let pid = socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
     let late = |e: &std::io::Error| {
         let is_late = matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
@@ -109,6 +126,15 @@ pub fn ask_within(
         return Err(late);
     }
     let mut from = BufReader::new(stream);
+    // Until it has said something.
+    if let Err(e) = first_byte(&mut from) {
+        match late(&e) {
+            Some(_) if request.may_take_long() && lives() => {
+                from.get_ref().set_read_timeout(None).map_err(|e| broken(e.to_string()))?;
+            }
+            late => return Err(late.unwrap_or_else(|| broken(e.to_string()))),
+        }
+    }
     loop {
         let line = read_line(&mut from, MOST_ANSWER);
         let line = line.map_err(|e| late(&e).unwrap_or_else(|| broken(e.to_string())))?;
@@ -137,8 +163,31 @@ pub fn ask_within(
     }
 }
 
-fn connect(path: &Path) -> Result<UnixStream, ClientError> {
-    UnixStream::connect(path).map_err(|e| {
+/// Waits for the first byte, or the end of the stream.
+fn first_byte(from: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        match from.fill_buf() {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            found => return found.map(|_| ()),
+        }
+    }
+}
+
+/// A connection. It is waited for where too many others have not been taken up yet.
+fn connected(path: &Path, limit: Option<Duration>) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // What limits sending limits connecting.
+    set_socket_timeout(&socket, Timeout::Send, limit)?;
+    let address = SocketAddrUnix::new(path)?;
+    rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+    Ok(UnixStream::from(socket))
+}
+
+fn connect(path: &Path, limit: Option<Duration>) -> Result<UnixStream, ClientError> {
+    connected(path, limit).map_err(|e| {
+        if let Some(limit) = limit.filter(|_| e.kind() == ErrorKind::WouldBlock) {
+            return ClientError::Late { path: path.to_owned(), pid: None, limit };
+        }
         if path.metadata().is_ok_and(|found| !found.file_type().is_socket()) {
             return ClientError::NoSocket { path: path.to_owned() };
         }
@@ -152,4 +201,75 @@ fn connect(path: &Path) -> Result<UnixStream, ClientError> {
         };
         ClientError::NoDaemon { path: path.to_owned(), reason }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc::channel;
+
+    use serde_json::json;
+
+    use super::*;
+
+    const SHORT: Option<Duration> = Some(Duration::from_millis(20));
+
+    fn detach() -> Request {
+        Request::Detach { volume: "a".into(), disconnect: false, seconds: None }
+    }
+
+    /// A daemon of a former version does not say that it has begun.
+    #[test]
+    fn one_that_answers_others_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (asked, looked) = channel();
+        let daemon = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            read_line(&mut BufReader::new(&stream), 1 << 20).unwrap().unwrap();
+            // Long after the limit.
+            looked.recv().unwrap();
+            (&stream).write_all(b"{\"ok\":{\"done\":1}}\n").unwrap();
+        });
+        let lives = || asked.send(()).is_ok();
+        let answer = ask_of(&path, &detach(), SHORT, &mut |_| {}, &lives);
+        assert_eq!(answer.unwrap(), json!({ "done": 1 }));
+        daemon.join().unwrap();
+    }
+
+    #[test]
+    fn one_that_answers_nobody_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        for request in [detach(), Request::Status {}] {
+            let error = ask_within(&path, &request, SHORT, &mut |_| {}).unwrap_err();
+            let own = i32::try_from(std::process::id()).unwrap();
+            assert!(matches!(error, ClientError::Late { pid, .. } if pid == Some(own)), "{error}");
+        }
+    }
+
+    /// Commands that gave up leave connections that nobody takes up, until there is room for no more.
+    #[test]
+    fn connecting_has_a_limit_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect(&path, SHORT) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 100, "there is room for all");
+        };
+        assert!(matches!(error, ClientError::Late { pid: None, .. }), "{error}");
+        let error = ask_within(&path, &Request::Status {}, SHORT, &mut |_| {}).unwrap_err();
+        assert!(matches!(error, ClientError::Late { .. }), "{error}");
+    }
 }

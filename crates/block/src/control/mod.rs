@@ -480,6 +480,9 @@ impl Control {
             self.volumes.all().iter().map(|v| self.volume_status(v)).collect();
         volumes.extend(self.waiting.status());
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        // One that waits for its store is shown as waiting.
+        let mut put_aside = cache.put_aside();
+        put_aside.retain(|aside| volumes.iter().all(|v| v.name != aside.name));
         let t = stats.totals;
         let latencies = cache.latencies();
         let wear = self.wear();
@@ -586,7 +589,7 @@ impl Control {
             },
             verdicts: named(&stats.verdicts),
             volumes,
-            put_aside: cache.put_aside(),
+            put_aside,
             recording,
             connections,
             faces: self.faces.iter().map(Face::status).collect(),

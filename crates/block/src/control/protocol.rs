@@ -177,9 +177,10 @@ pub fn read_line(from: &mut impl BufRead, most: usize) -> io::Result<Option<Vec<
 }
 
 impl Request {
-    /// Whether it may wait for clients, stores or the cache's log: then an empty progress says at once that it has begun.
+    /// Whether it may wait for clients, stores, the cache's device or its log: then an empty progress says at once that it has begun,
+    /// and it is not begun where nobody hears that.
     pub fn may_take_long(&self) -> bool {
-        !matches!(self, Request::Status {} | Request::Selected { .. } | Request::Explain { .. })
+        !matches!(self, Request::Status {} | Request::Selected { .. })
     }
 }
 
@@ -238,6 +239,13 @@ mod tests {
         {
             assert!(parse(wrong.as_bytes()).unwrap_err().usage, "{wrong}");
         }
+    }
+
+    #[test]
+    fn only_what_looks_at_memory_is_quick() {
+        let quick: Vec<Request> = examples().into_iter().filter(|r| !r.may_take_long()).collect();
+        // (What is explained may be read from the cache's device.)
+        assert_eq!(quick, [Request::Status {}, Request::Selected { volume: "a".into() }]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::Control;
-use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, parse, read_line};
+use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, Request, parse, read_line};
 use crate::served::{ServerError, bind_unix};
 use larder_net::listen::{SocketAccess, UnixPath};
 
@@ -132,6 +132,12 @@ fn say(stream: &mut &UnixStream, answer: &Answer) -> bool {
     stream.write_all(&text).is_ok()
 }
 
+/// Says that it has begun with what may take long. Returns false where nobody is there to hear: they take it for failed by now, and
+/// may have done something else.
+fn is_heard(mut stream: &UnixStream, request: &Request) -> bool {
+    !request.may_take_long() || say(&mut stream, &Answer::Progress(Progress::default()))
+}
+
 /// One request and its answer.
 fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool, asked: &dyn Fn()) {
     let limits = stream
@@ -162,13 +168,33 @@ fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool, asked: &dyn 
         said = Instant::now();
         say(&mut out, &Answer::Progress(progress))
     };
-    let outcome = parse(&line).and_then(|request| {
-        // Whoever asks hears that it has begun.
-        if request.may_take_long() {
-            say(&mut &*stream, &Answer::Progress(Progress::default()));
+    let outcome = match parse(&line) {
+        Ok(request) if !is_heard(stream, &request) => {
+            tracing::info!("a command was not begun: whoever gave it did not wait for it");
+            return;
         }
-        control.perform(request, &mut go_on)
-    });
+        Ok(request) => control.perform(request, &mut go_on),
+        Err(refusal) => Err(refusal),
+    };
     let answer = outcome.map_or_else(Answer::Error, Answer::Ok);
     say(&mut &*stream, &answer);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_waits_for_is_not_begun() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let drop_it = Request::Drop { volume: "a".into() };
+        assert!(is_heard(&server, &drop_it));
+        let said = read_line(&mut BufReader::new(&client), MOST_REQUEST).unwrap().unwrap();
+        let said: Answer = serde_json::from_slice(&said).unwrap();
+        assert_eq!(said, Answer::Progress(Progress::default()));
+        drop(client);
+        assert!(!is_heard(&server, &drop_it));
+        // Looking harms nobody.
+        assert!(is_heard(&server, &Request::Status {}));
+    }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use larder_runtime::datadir;
 
+use super::cleaner::{APPLICATIONS, BUDGET};
 use super::run::RUN;
 use super::warm::CHECKPOINT;
 
@@ -14,9 +15,11 @@ pub const LOG: &str = "larder.log";
 const FLASH: &str = "flash";
 
 /// What the data directory holds, by name.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 8] = [
     (RUN, "says which run the cache is of"),
     (CHECKPOINT, "is the checkpoint"),
+    (BUDGET, "says what is left of the write budget"),
+    (APPLICATIONS, "says which applications there are"),
     (datadir::LOCK, "is the lock"),
     (datadir::VERSION, "is the version"),
     (LOG, "is the log"),
@@ -88,6 +91,7 @@ mod tests {
         // Before anything exists.
         assert!(own("data/checkpoint").unwrap().contains("is the checkpoint"));
         assert!(own("data/.run.json.new").is_some());
+        assert!(own("data/budget.json").is_some() && own("data/applications.json").is_some());
         assert!(own("drive").unwrap().contains("is the flash"));
         assert_eq!(own("data/pid"), None);
         assert_eq!(own("checkpoint"), None, "in another directory");

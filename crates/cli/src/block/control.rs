@@ -369,7 +369,8 @@ fn percent(share: Option<f64>) -> String {
 
 /// What there is to say of volumes that are known and not attached.
 const PUT_ASIDE: &str = "these are not attached: their lines stay until other volumes need the room, and are used again when the \
-                         volume is attached and its store is unchanged; `larder block drop NAME` forgets one";
+                         volume is attached, if it was detached in good order and its store is unchanged; `larder block drop \
+                         NAME` forgets one";
 
 /// The status as people read it.
 pub(super) fn status_text(s: &Status) -> String {

@@ -2,12 +2,12 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use larder_block::backing::{BackingError, Peer, Uri};
+use larder_block::backing::{Backing, BackingError, Peer, Uri};
 use larder_block::server::Doors;
 
 use super::settings::Settings;
@@ -38,17 +38,31 @@ impl Ours {
         Ours { sockets, addresses, files, directories, log }
     }
 
-    /// Whether the store of that name is nothing of the daemon's own. It is not opened: the daemon's own export may not answer yet.
+    /// Opens the store of that name, if it is nothing of the daemon's own.
     ///
     /// # Errors
-    /// [`BackingError::Open`], saying what it is.
-    pub(super) fn check(&self, uri: &Uri) -> Result<(), BackingError> {
-        let refused = |what: &str| {
-            Err(BackingError::Open {
-                uri: uri.to_string(),
-                reason: format!("is {what}: name another store"),
-            })
-        };
+    /// [`BackingError::Open`], saying what it is; those of `open`.
+    pub(super) fn open_other(
+        &self,
+        uri: &Uri,
+        open: impl FnOnce() -> Result<Box<dyn Backing>, BackingError>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        self.check(uri)?;
+        let store = open()?;
+        match store.peer() {
+            Some(peer) if self.is_export(&peer) => Err(own_export(uri)),
+            _ => Ok(store),
+        }
+    }
+
+    fn is_export(&self, peer: &Peer) -> bool {
+        peer.place.is_among(&self.sockets, &self.addresses)
+    }
+
+    /// What can be told before it is opened: the daemon's own export may not answer yet. Names of hosts are looked up once, when it
+    /// is opened.
+    fn check(&self, uri: &Uri) -> Result<(), BackingError> {
+        let refused = |what: &str| Err(own(uri, what));
         if let Uri::File { path } = uri {
             let Ok(found) = path.metadata() else { return Ok(()) };
             let is = |own: &Metadata| is_one(own, &found);
@@ -67,14 +81,25 @@ impl Ours {
             }
             return Ok(());
         }
-        // What cannot be looked up is said when it is opened.
+        if let Uri::NbdTcp { host, .. } = uri
+            && host.parse::<IpAddr>().is_err()
+            && host != "localhost"
+        {
+            return Ok(());
+        }
         match Peer::of(uri) {
-            Ok(Some(peer)) if peer.place.is_among(&self.sockets, &self.addresses) => {
-                refused("an export of this daemon itself, which would wait for its own answers")
-            }
+            Ok(Some(peer)) if self.is_export(&peer) => Err(own_export(uri)),
             _ => Ok(()),
         }
     }
+}
+
+fn own(uri: &Uri, what: &str) -> BackingError {
+    BackingError::Open { uri: uri.to_string(), reason: format!("is {what}: name another store") }
+}
+
+fn own_export(uri: &Uri) -> BackingError {
+    own(uri, "an export of this daemon itself, which would wait for its own answers")
 }
 
 /// Whether both are one file, or one block device by whatever name.

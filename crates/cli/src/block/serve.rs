@@ -188,8 +188,8 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let (all_read_only, dir) = (args.read_only, state_dir.clone());
     let ours = Ours::new(&doors, args, &state_dir);
     let open_store = move |uri: &Uri, read_only: bool| {
-        ours.check(uri)?;
-        backing::open_with(uri, &stores.options(all_read_only || read_only, &dir))
+        let options = stores.options(all_read_only || read_only, &dir);
+        ours.open_other(uri, || backing::open_with(uri, &options))
     };
     let mut absent: Vec<Absent> = Vec::new();
     for (name, uri) in &args.volumes {

@@ -157,9 +157,12 @@ fn outcome(volume: &str, p: &Prefetched) -> Result<(), CliError> {
             "{} could not be read from its store: see to the store and prefetch again",
             bytes(p.failed)
         )
-    } else if p.brought == 0 && (p.full || p.no_place > 0) {
+    } else if p.brought > 0 || p.cached_before > 0 {
+        // Asked for again, it finds what it brought before.
+        return Ok(());
+    } else if p.full || p.no_place > 0 {
         "nothing was brought: no room in the cache; `larder block status` shows what is pinned, and shares".to_owned()
-    } else if p.brought == 0 && p.budget > 0 {
+    } else if p.budget > 0 {
         "nothing was brought: the write budget has nothing left; try again later".to_owned()
     } else {
         return Ok(());
@@ -346,6 +349,10 @@ mod tests {
         assert_eq!(said(Prefetched { cached_before: 8, ..none.clone() }), "");
         assert_eq!(said(Prefetched { never: 8, ..none.clone() }), "", "it was told not to");
         assert_eq!(said(Prefetched { brought: 4, no_place: 4, ..none.clone() }), "");
+        // The same once more: what fits is there.
+        assert_eq!(said(Prefetched { cached_before: 4, no_place: 4, ..none.clone() }), "");
+        assert_eq!(said(Prefetched { cached_before: 4, full: true, ..none.clone() }), "");
+        assert_eq!(said(Prefetched { cached_before: 4, budget: 4, ..none.clone() }), "");
         assert!(said(Prefetched { no_place: 8, ..none.clone() }).contains("no room"));
         assert!(said(Prefetched { full: true, ..none.clone() }).contains("no room"));
         assert!(said(Prefetched { budget: 8, ..none.clone() }).contains("write budget"));

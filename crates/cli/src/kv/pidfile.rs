@@ -21,14 +21,25 @@ fn which(found: &Metadata) -> (u64, u64) {
     (found.dev(), found.ino())
 }
 
-/// The number that a file consists of, if it is a regular file and consists of one.
-fn number_in(path: &Path) -> Option<u32> {
+/// What a file holds, if no more than a process id.
+fn text_in(path: &Path) -> Option<String> {
     let mut text = String::new();
-    File::open(path).ok()?.take(LONGEST + 1).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+    let read = File::open(path).ok()?.take(LONGEST + 1).read_to_string(&mut text).ok()?;
+    (read as u64 <= LONGEST).then(|| text.trim().to_owned())
 }
 
-/// Whether a pid file may be written there: nothing is, or an earlier one.
+/// The number that a file consists of, if it consists of one.
+fn number_in(path: &Path) -> Option<u32> {
+    text_in(path)?.parse().ok()
+}
+
+/// Whether a regular file is one that may be replaced: a number, or nothing at all, as a power cut leaves it, or whoever makes it
+/// beforehand for the server's user.
+fn is_pid_file(path: &Path) -> bool {
+    text_in(path).is_some_and(|text| text.is_empty() || text.parse::<u32>().is_ok())
+}
+
+/// Whether a pid file may be written there: nothing is, an empty file, or an earlier one.
 ///
 /// # Errors
 /// The path holds something else, which would be lost.
@@ -45,7 +56,7 @@ pub(super) fn check(path: &Path) -> Result<(), CliError> {
         Err(_) => Ok(()),
         Ok(found) if found.is_symlink() => refused("is a symbolic link"),
         Ok(found) if !found.is_file() => refused("is no regular file"),
-        Ok(_) if number_in(path).is_none() => refused("holds something else than a process id"),
+        Ok(_) if !is_pid_file(path) => refused("holds something else than a process id"),
         Ok(_) => Ok(()),
     }
 }
@@ -68,6 +79,11 @@ impl PidFile {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{pid}.new"));
         let temporary = PathBuf::from(name);
+        // In a container a process has the number of the one before: what that one left when it was killed.
+        let left = temporary.symlink_metadata().is_ok_and(|found| found.is_file());
+        if left && is_pid_file(&temporary) {
+            std::fs::remove_file(&temporary).map_err(bad)?;
+        }
         let mut options = OpenOptions::new();
         let mut file =
             options.write(true).create_new(true).mode(0o644).open(&temporary).map_err(bad)?;
@@ -104,7 +120,7 @@ mod tests {
             Err(CliError::Usage(text)) => text,
             _ => panic!("it was not refused"),
         };
-        for content in ["", "notes\n", "12 13\n", "-4\n"] {
+        for content in ["notes\n", "12 13\n", "-4\n"] {
             std::fs::write(&path, content).unwrap();
             assert!(refused().contains("holds something else than a process id"));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
@@ -116,6 +132,13 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         assert!(refused().contains("is no regular file"));
         std::fs::remove_dir(&path).unwrap();
+        for content in ["", " \n"] {
+            std::fs::write(&path, content).unwrap();
+            drop(PidFile::write(&path).unwrap());
+            assert!(!path.exists());
+        }
+        std::fs::write(&path, " ".repeat(100)).unwrap();
+        assert!(refused().contains("holds something else than a process id"));
         std::fs::write(&path, "4194304\n").unwrap();
         // Of the same name but for its end: somebody else's.
         std::fs::write(path.with_extension("tmp"), "notes").unwrap();
@@ -124,6 +147,21 @@ mod tests {
         drop(written);
         assert!(!path.exists());
         assert_eq!(std::fs::read(path.with_extension("tmp")).unwrap(), b"notes");
+    }
+
+    #[test]
+    fn one_of_the_same_number_that_was_killed_meanwhile_is_not_in_the_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pid");
+        let left = dir.path().join(format!("pid.{}.new", std::process::id()));
+        for content in ["", "1\n"] {
+            std::fs::write(&left, content).unwrap();
+            drop(PidFile::write(&path).unwrap());
+            assert!(!left.exists());
+        }
+        std::fs::write(&left, "notes").unwrap();
+        assert!(matches!(PidFile::write(&path), Err(CliError::Runtime(_))));
+        assert_eq!(std::fs::read(&left).unwrap(), b"notes");
     }
 
     #[test]

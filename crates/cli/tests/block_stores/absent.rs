@@ -59,6 +59,8 @@ fn a_volume_whose_store_is_not_there_waits() {
         assert_eq!(waiting["store"]["state"], "waiting", "{waiting:#}");
         let alarms = running.status()["alarms"].to_string();
         assert!(alarms.contains("volume 'late'") && alarms.contains("every 5 s"), "{alarms}");
+        let aside = running.status()["put_aside"].as_array().map(Vec::len);
+        assert_eq!(aside, Some(0), "what is waited for is not put aside");
         check(&mut running.client(), |_| 1);
         // Somebody else has the store meanwhile.
         let version = 5 + u8::from(kill);

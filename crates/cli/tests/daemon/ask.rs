@@ -60,6 +60,7 @@ pub(crate) fn counter(status: &Value, name: &str) -> u64 {
 pub(crate) fn fits_a_terminal(dir: &Path, arguments: &[&str], words: &[&str]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
     command.arg("block").args(arguments).arg("--state-dir").arg(dir.join("state"));
+    command.args(["--answer-within", "120"]);
     let output = command.env("COLUMNS", "60").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}");

@@ -141,12 +141,15 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         "Volumes that are known and not attached",
         s.put_aside.len() as f64,
     );
-    number(
-        r,
-        "put_aside_lines",
-        "Lines in the cache of volumes that are not attached",
-        s.put_aside.iter().filter_map(|v| v.lines).sum::<u64>() as f64,
-    );
+    // Nobody knows before they were counted.
+    if let Some(lines) = s.put_aside.iter().map(|v| v.lines).sum::<Option<u64>>() {
+        number(
+            r,
+            "put_aside_lines",
+            "Lines in the cache of volumes that are not attached",
+            lines as f64,
+        );
+    }
     volumes(r, &s.volumes);
     faces(r, &s.faces);
 
@@ -290,6 +293,16 @@ mod tests {
         ] {
             assert!(text.contains(line), "no {line} in {text}");
         }
+    }
+
+    #[test]
+    fn lines_that_were_not_counted_yet_are_not_none() {
+        let of = |put_aside| encode(&Status { put_aside, ..Status::default() }).unwrap();
+        assert!(of(Vec::new()).contains("larder_block_put_aside_lines 0.0"));
+        let aside = |lines| AsideVolume { name: "b".into(), bytes: 1, lines };
+        let text = of(vec![aside(Some(3)), aside(None)]);
+        assert!(text.contains("larder_block_volumes_put_aside 2.0"), "{text}");
+        assert!(!text.contains("put_aside_lines"), "{text}");
     }
 
     /// What every counter counts is said, and in what unit; and the quantiles of a latency ascend.
