@@ -120,7 +120,7 @@ fn a_sample_of_nothing_is_no_result() {
 fn a_curve_has_so_many_points_at_most() {
     let curve = ["sim", "mrc", "gen:zipf?objects=50&requests=1000", "--lru-curve"];
     for wrong in ["0", "100001", "18446744073709551615"] {
-        says(&[&curve[..], &[wrong]].concat(), 2, "1..=100000");
+        says(&[&curve[..], &[wrong]].concat(), 2, "from 1 to 100000");
     }
     let most = larder(&[&curve[..], &["100000", "--json"]].concat());
     let rows: serde_json::Value = serde_json::from_slice(&most.stdout).unwrap();

@@ -557,7 +557,7 @@ mod tests {
             assert!(p.arena_bytes as u64 <= MAX_ARENA && p.shards <= 256, "{memory}: {p:?}");
         }
         let e = plan(900 << 40, 1 << 20, None).unwrap_err().to_string();
-        assert!(e.contains("lower -m"), "{e}");
+        assert!(e.contains("more than the 3 TiB"), "{e}");
     }
 
     #[test]
@@ -621,6 +621,6 @@ mod tests {
             "{e}"
         );
         let e = plan(64 << 20, 64 << 20, None).unwrap_err().to_string();
-        assert!(e.contains("raise -m or lower -I"), "{e}");
+        assert!(e.contains("objects of 64 MiB need at least"), "{e}");
     }
 }
