@@ -1,13 +1,15 @@
 //! What is this daemon's own cannot be a store behind it: its exports, its cache, its files.
 
+use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use larder_block::backing::{BackingError, Peer, Uri};
+use larder_block::backing::{BackingError, Likeness, Peer, Uri};
 use larder_block::server::Doors;
 
 use super::settings::Settings;
@@ -23,6 +25,8 @@ pub(super) struct Ours {
     directories: Vec<PathBuf>,
     /// Standard error, where that is a file.
     log: Option<Metadata>,
+    /// Stores of which it was said that they may be its own: they may be opened again and again.
+    said: Mutex<BTreeSet<String>>,
 }
 
 impl Ours {
@@ -35,7 +39,8 @@ impl Ours {
         files.extend(args.recording.record.iter().map(|file| (file.clone(), "its record")));
         let directories = ["stores", "block-maps"].map(|name| state_dir.join(name)).to_vec();
         let log = standard_error().ok().filter(|found| found.is_file());
-        Ours { sockets, addresses, files, directories, log }
+        let said = Mutex::default();
+        Ours { sockets, addresses, files, directories, log, said }
     }
 
     /// Whether the store of that name is nothing of the daemon's own. It is not opened: the daemon's own export may not answer yet.
@@ -68,11 +73,22 @@ impl Ours {
             return Ok(());
         }
         // What cannot be looked up is said when it is opened.
-        match Peer::of(uri) {
-            Ok(Some(peer)) if peer.place.is_among(&self.sockets, &self.addresses) => {
+        let Ok(Some(peer)) = Peer::of(uri) else { return Ok(()) };
+        match peer.place.is_among(&self.sockets, &self.addresses) {
+            Likeness::Same => {
                 refused("an export of this daemon itself, which would wait for its own answers")
             }
-            _ => Ok(()),
+            Likeness::Perhaps => {
+                let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+                if said.insert(uri.to_string()) {
+                    tracing::warn!(
+                        "backing store '{uri}' may be an export of this daemon itself, by another address of this host: it would wait \
+                         for its own answers then; name another store"
+                    );
+                }
+                Ok(())
+            }
+            Likeness::None => Ok(()),
         }
     }
 }
