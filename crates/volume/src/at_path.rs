@@ -4,19 +4,22 @@
 //! served on, an alarm says so, and another file at the path is never opened unasked.
 
 use std::fs::Metadata;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, StatxFlags};
 
+use crate::looker::{Looker, is_absent};
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct AtPath {
     uri: String,
-    path: PathBuf,
+    looker: Looker,
     /// A block device: its node may be made anew, its number counts.
     device: bool,
     /// Device and inode of the file that is open, or the device's number.
@@ -28,9 +31,15 @@ pub(super) struct AtPath {
 struct State {
     /// Since when it is elsewhere, and what to say.
     moved: Option<(Instant, String)>,
-    /// It was elsewhere since somebody last asked.
+    /// It was elsewhere, and no change was explained by that since.
     was_moved: bool,
+    /// It was found at its path so many times since then.
+    back: u32,
 }
+
+/// A file that was elsewhere and was found at its path so many times since then has stayed where it was: what changes it now does
+/// something else.
+const SETTLED: u32 = 2;
 
 /// What stands at the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,35 +53,45 @@ fn which(found: &Metadata, device: bool) -> (u64, u64) {
 }
 
 impl AtPath {
-    /// Of a file that was just opened by this path.
-    pub(super) fn new(uri: &str, path: &Path, found: &Metadata, device: bool) -> AtPath {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let which = which(found, device);
-        AtPath { uri: uri.to_owned(), path, device, which, state: Mutex::default() }
+    /// Of a file that was just opened by this path. `apart`: a thread looks at the path, not who asks.
+    pub(super) fn new(
+        uri: &str,
+        path: &Path,
+        found: &Metadata,
+        device: bool,
+        apart: bool,
+    ) -> AtPath {
+        let (looker, which) = (Looker::new(path, apart), which(found, device));
+        AtPath { uri: uri.to_owned(), looker, device, which, state: Mutex::default() }
     }
 
-    /// Looks at the path. It may take as long as its file system does. Returns whether the open file is elsewhere, or was since
-    /// this was last asked by `take`.
-    pub(super) fn look(&self, file: impl AsFd, take: bool) -> bool {
-        let stands = match self.path.metadata() {
+    /// Looks at the path. Returns whether the open file is elsewhere, or was lately, which explains a change of its times; `take`:
+    /// there is one, and what comes after it must have another reason. `None` where nobody knows.
+    pub(super) fn look(&self, file: impl AsFd, take: bool) -> Option<bool> {
+        self.found(file, take, self.looker.look()?)
+    }
+
+    /// The same with what was found there.
+    fn found(&self, file: impl AsFd, take: bool, found: io::Result<Metadata>) -> Option<bool> {
+        let stands = match found {
             Ok(found) if which(&found, self.device) == self.which => None,
             Ok(_) => Some(Stands::Another),
             Err(e) if is_absent(&e) => Some(Stands::Nothing),
             // Nobody knows.
-            Err(_) => return self.state.lock().moved.is_some(),
+            Err(_) => return None,
         };
         let mut state = self.state.lock();
-        match stands {
-            Some(stands) => self.moved(&mut state, file, stands),
-            None if state.moved.take().is_some() => {
+        let Some(stands) = stands else {
+            if state.moved.take().is_some() {
                 tracing::info!("backing store '{}' is at its path again", self.uri);
             }
-            None => {}
-        }
-        let moved = state.moved.is_some();
-        let was = moved || state.was_moved;
-        state.was_moved = moved || (was && !take);
-        was
+            let was = state.was_moved;
+            state.back = state.back.saturating_add(1);
+            state.was_moved = was && !take && state.back < SETTLED;
+            return Some(was);
+        };
+        self.moved(&mut state, file, stands);
+        Some(true)
     }
 
     /// Notices that the file has no name any more, which needs no look at its path.
@@ -84,7 +103,7 @@ impl AtPath {
     }
 
     fn moved(&self, state: &mut State, file: impl AsFd, stands: Stands) {
-        state.was_moved = true;
+        (state.was_moved, state.back) = (true, 0);
         let text = self.text(file, stands);
         match &mut state.moved {
             Some((_, said)) if *said == text => {}
@@ -97,7 +116,7 @@ impl AtPath {
     }
 
     fn text(&self, file: impl AsFd, stands: Stands) -> String {
-        let (uri, path) = (&self.uri, self.path.display());
+        let (uri, path) = (&self.uri, self.looker.path().display());
         let kind = if self.device { "device" } else { "file" };
         let gone = !self.device && links(&file) == Some(0);
         let how = match (stands, gone) {
@@ -129,10 +148,6 @@ impl AtPath {
     }
 }
 
-fn is_absent(e: &std::io::Error) -> bool {
-    matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
-}
-
 /// Names of an open file, as far as that is known here: a server that has it is not asked, since it may hang.
 fn links(file: impl AsFd) -> Option<u32> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -148,8 +163,8 @@ mod tests {
     fn opened(path: &Path) -> (File, AtPath) {
         std::fs::write(path, "x").unwrap();
         let file = File::open(path).unwrap();
-        let at = AtPath::new("file:disk", path, &file.metadata().unwrap(), false);
-        assert!(!at.look(&file, false) && at.trouble().is_none());
+        let at = AtPath::new("file:disk", path, &file.metadata().unwrap(), false, false);
+        assert!(at.look(&file, false) == Some(false) && at.trouble().is_none());
         (file, at)
     }
 
@@ -161,15 +176,15 @@ mod tests {
         std::fs::rename(&path, &other).unwrap();
         at.look_at_links(&file);
         assert!(at.trouble().is_none(), "it has a name");
-        assert!(at.look(&file, false));
+        assert_eq!(at.look(&file, false), Some(true));
         let text = at.trouble().unwrap().1;
         assert!(text.contains("it was moved") && text.contains(other.to_str().unwrap()), "{text}");
         std::fs::write(&path, "new").unwrap();
-        assert!(at.look(&file, false));
+        assert_eq!(at.look(&file, false), Some(true));
         assert!(at.trouble().unwrap().1.contains("it was replaced"));
         std::fs::rename(&other, &path).unwrap();
-        assert!(at.look(&file, true), "it was, since it was asked");
-        assert!(at.trouble().is_none() && !at.look(&file, true));
+        assert_eq!(at.look(&file, true), Some(true), "it was, since it was asked");
+        assert!(at.trouble().is_none() && at.look(&file, true) == Some(false));
     }
 
     #[test]
@@ -185,10 +200,38 @@ mod tests {
                 at.look_at_links(&file);
                 assert!(at.trouble().unwrap().1.contains("it was removed"));
             }
-            assert!(at.look(&file, false));
+            assert_eq!(at.look(&file, false), Some(true));
             let text = at.trouble().unwrap().1;
             assert!(text.contains("copy it first") && text.contains("/proc/"), "{text}");
             assert_eq!(text.contains("it was replaced"), replaced, "{text}");
         }
+    }
+    /// A directory above it that is moved away and back changes nothing of the file: what changes it later is not explained by that.
+    #[test]
+    fn that_it_was_elsewhere_is_forgotten_when_it_stays_where_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let (above, other) = (dir.path().join("above"), dir.path().join("other"));
+        std::fs::create_dir(&above).unwrap();
+        let (file, at) = opened(&above.join("disk"));
+        std::fs::rename(&above, &other).unwrap();
+        assert_eq!(at.look(&file, false), Some(true));
+        std::fs::rename(&other, &above).unwrap();
+        assert_eq!(at.look(&file, false), Some(true), "what moved it may not be noticed yet");
+        assert_eq!(at.look(&file, false), Some(true));
+        assert_eq!(at.look(&file, true), Some(false));
+    }
+
+    #[test]
+    fn where_nobody_knows_nothing_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let (file, at) = opened(&path);
+        let denied = || Err(io::ErrorKind::PermissionDenied.into());
+        assert_eq!(at.found(&file, true, denied()), None);
+        assert!(at.trouble().is_none());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(at.look(&file, false), Some(true));
+        assert_eq!(at.found(&file, true, denied()), None);
+        assert!(at.trouble().is_some(), "it is not known to be back");
     }
 }

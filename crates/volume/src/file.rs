@@ -169,7 +169,7 @@ impl FileBacking {
         if !device && !meta.is_file() {
             return Err(bad("is neither a regular file nor a block device".into()));
         }
-        let place = AtPath::new(&uri, path, &meta, device);
+        let place = AtPath::new(&uri, path, &meta, device, ring != RingChoice::Caller);
         let size = size_of_file(&file).map_err(|e| bad(format!("its size: {e}")))?;
         if size == 0 {
             return Err(bad("is empty: give it the size that the volume is to have".into()));

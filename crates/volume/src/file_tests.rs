@@ -102,6 +102,35 @@ fn a_change_that_is_not_ours_is_not_let_go_as_ours() {
     }
 }
 
+/// A look at the file, which clients' requests do too, asks nothing of its path. Whoever looks there says whether the file was written
+/// to or renamed.
+#[test]
+fn what_is_changed_is_told_from_what_is_renamed_by_who_looks_at_the_path() {
+    let dir = TempDir::new().unwrap();
+    let backing = backing(&dir, 1 << 20, false, RingChoice::Caller);
+    let (disk, other) = (dir.path().join("disk"), dir.path().join("other"));
+    // Times go in steps.
+    let pause = || std::thread::sleep(Duration::from_millis(30));
+    let state = || backing.trouble().map(|trouble| trouble.state);
+    let found = || {
+        backing.look_at_place();
+        state()
+    };
+    pause();
+    std::fs::rename(&disk, &other).unwrap();
+    assert_eq!((backing.look(), state()), (1, None));
+    assert_eq!(found(), Some("moved"));
+    pause();
+    std::fs::rename(&other, &disk).unwrap();
+    assert_eq!(backing.look(), 2);
+    assert_eq!(found(), None);
+    pause();
+    let file = std::fs::OpenOptions::new().write(true).open(&disk).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"XXXX", 5000).unwrap();
+    assert_eq!((backing.look(), state()), (3, None));
+    assert_eq!(found(), Some("changed"));
+}
+
 #[test]
 fn what_cannot_be_opened() {
     let dir = TempDir::new().unwrap();

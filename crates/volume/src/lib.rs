@@ -36,6 +36,7 @@ pub mod emulation;
 pub mod file;
 pub mod identity;
 mod ledger;
+mod looker;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 #[cfg(feature = "object")]
@@ -65,6 +66,7 @@ use mio::{Interest, Registry, Token};
 use crate::op::{Done, Op};
 pub use alone::Alone;
 pub use identity::Identity;
+pub use looker::{Looker, is_absent};
 pub use peer::{Likeness, Peer};
 pub use uri::Uri;
 
@@ -178,8 +180,8 @@ pub trait Backing: Send + Sync + fmt::Debug {
         0
     }
 
-    /// Looks whether the store is still where it was named, which may take as long as a file system that hangs: for whoever
-    /// looks after this store alone. [`Backing::trouble`] says what was found.
+    /// Looks whether the store is still where it was named, which takes a second where a file system hangs (nobody knows then): for
+    /// whoever looks after this store, and for operators. [`Backing::trouble`] says what was found.
     fn look_at_place(&self) {}
 
     /// Nothing is cached any more from before so many such changes were noticed, and will not come back.

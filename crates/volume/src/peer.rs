@@ -32,14 +32,14 @@ pub struct Peer {
 }
 
 /// What two stores are of each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Likeness {
-    /// One export of one server.
-    Same,
-    /// They may be one disk: two exports of one server, or one of two addresses of this host.
-    Perhaps,
     /// Nothing suggests that they are one.
     None,
+    /// They may be one: two exports of one server, or servers at two addresses of this host.
+    Perhaps,
+    /// One export of one server.
+    Same,
 }
 
 /// Device and inode of a socket, if there is one.
@@ -48,24 +48,33 @@ fn socket_at(path: &Path) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// The address as it is compared: an IPv4 address in IPv6 is that address, and both loopback addresses are one, as is none.
+/// The address as it is compared: an IPv4 address in IPv6 is that address, and to none leads the loopback.
 fn plain(address: SocketAddr) -> SocketAddr {
-    let ip = match address.ip() {
-        IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
-        ip => ip,
-    };
-    let ip = match ip {
+    let ip = match unmapped(address.ip()) {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(Ipv6Addr::LOCALHOST | Ipv6Addr::UNSPECIFIED) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
     SocketAddr::new(ip, address.port())
 }
 
-/// Whether an address is one of this host's.
+fn unmapped(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
+        ip => ip,
+    }
+}
+
+/// Whether an address is one of this host's, as far as that can be told: it may lead to another all the same, as those of a load
+/// balancer's services do.
 fn is_of_this_host(ip: IpAddr) -> bool {
-    // Nobody else's can be bound.
-    ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
+    if ip.is_loopback() {
+        return true;
+    }
+    let family = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
+    let any = std::fs::read(format!("/proc/sys/net/{family}/ip_nonlocal_bind"));
+    // Nobody else's can be bound, unless this host lets all be.
+    !any.is_ok_and(|any| any.starts_with(b"1")) && UdpSocket::bind((ip, 0)).is_ok()
 }
 
 impl Place {
@@ -111,20 +120,34 @@ impl Place {
     }
 
     /// Whether whoever connects there reaches a server that listens at one of these sockets or addresses. A wildcard address is
-    /// every address of this host.
-    pub fn is_among(&self, sockets: &[PathBuf], addresses: &[SocketAddr]) -> bool {
+    /// every address of this host, of its family: of those that are not loopback addresses it is not certain whose they are.
+    pub fn is_among(&self, sockets: &[PathBuf], addresses: &[SocketAddr]) -> Likeness {
         match self {
             Place::Socket(path) => {
                 let found = socket_at(path);
-                found.is_some() && sockets.iter().any(|own| socket_at(own) == found)
+                let one = found.is_some() && sockets.iter().any(|own| socket_at(own) == found);
+                if one { Likeness::Same } else { Likeness::None }
             }
-            Place::Addresses(list) => list.iter().any(|there| {
-                addresses.iter().any(|own| {
-                    let wild = own.ip().is_unspecified() && is_of_this_host(there.ip());
-                    own.port() == there.port() && (wild || plain(*own) == plain(*there))
-                })
-            }),
+            Place::Addresses(list) => {
+                let pairs = || list.iter().flat_map(|a| addresses.iter().map(move |b| (a, b)));
+                let among = pairs().map(|(there, own)| is_at(plain(*there), *own));
+                among.max().unwrap_or(Likeness::None)
+            }
         }
+    }
+}
+
+/// Whether whoever connects to `there` reaches a server that listens at `own`.
+fn is_at(there: SocketAddr, own: SocketAddr) -> Likeness {
+    let (ip, listens) = (there.ip(), unmapped(own.ip()));
+    if there.port() != own.port() || ip.is_ipv4() != listens.is_ipv4() {
+        Likeness::None
+    } else if ip == listens || (listens.is_unspecified() && ip.is_loopback()) {
+        Likeness::Same
+    } else if listens.is_unspecified() && is_of_this_host(ip) {
+        Likeness::Perhaps
+    } else {
+        Likeness::None
     }
 }
 
@@ -197,16 +220,19 @@ mod tests {
         assert_eq!(peer(at("a"), "x").likeness(&peer(at("b"), "x")), Likeness::None);
         // Where the server is away it is known by its path.
         assert_eq!(peer(at("c"), "x").likeness(&peer(at("sub/../c"), "x")), Likeness::Same);
-        assert!(at("link").is_among(&[dir.path().join("a")], &[]));
-        assert!(!at("link").is_among(&[dir.path().join("b")], &[]));
-        assert!(!at("c").is_among(&[dir.path().join("c")], &[]), "there is none");
+        let among = |at: Place, own: &str| at.is_among(&[dir.path().join(own)], &[]);
+        assert_eq!(among(at("link"), "a"), Likeness::Same);
+        assert_eq!(among(at("link"), "b"), Likeness::None);
+        assert_eq!(among(at("c"), "c"), Likeness::None, "there is none");
     }
 
     #[test]
     fn a_server_is_one_by_whatever_address() {
         let likeness = |a: &[&str], b: &[&str]| peer(tcp(a), "").likeness(&peer(tcp(b), ""));
         assert_eq!(likeness(&["127.0.0.1:9"], &["[::1]:9", "127.0.0.1:9"]), Likeness::Same);
-        assert_eq!(likeness(&["127.0.0.1:9"], &["[::1]:9"]), Likeness::Same);
+        // A server may listen at each.
+        assert_eq!(likeness(&["127.0.0.1:9"], &["[::1]:9"]), Likeness::Perhaps);
+        assert_ne!(peer(tcp(&["127.0.0.1:9"]), "").key(), peer(tcp(&["[::1]:9"]), "").key());
         assert_eq!(likeness(&["0.0.0.0:9"], &["[::ffff:127.0.0.1]:9"]), Likeness::Same);
         assert_eq!(likeness(&["127.0.0.1:9"], &["127.0.0.1:10"]), Likeness::None);
         assert_eq!(likeness(&["127.0.0.1:9"], &["127.0.0.2:9"]), Likeness::Perhaps);
@@ -216,13 +242,28 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_every_address_of_this_host() {
-        let own = |text: &str| [text.parse().unwrap()];
-        assert!(tcp(&["127.0.0.1:9"]).is_among(&[], &own("0.0.0.0:9")));
-        assert!(tcp(&["[::1]:9"]).is_among(&[], &own("[::]:9")));
-        assert!(tcp(&["127.0.0.5:9"]).is_among(&[], &own("0.0.0.0:9")));
-        assert!(tcp(&["[::1]:9"]).is_among(&[], &own("127.0.0.1:9")));
-        assert!(!tcp(&["127.0.0.1:9"]).is_among(&[], &own("0.0.0.0:10")));
-        assert!(!tcp(&["192.0.2.1:9"]).is_among(&[], &own("0.0.0.0:9")));
+    fn a_wildcard_is_every_address_of_this_host_and_its_family() {
+        let among = |there: &[&str], own: &str| tcp(there).is_among(&[], &[own.parse().unwrap()]);
+        for (there, own, likeness) in [
+            ("127.0.0.1:9", "0.0.0.0:9", Likeness::Same),
+            ("127.0.0.5:9", "0.0.0.0:9", Likeness::Same),
+            ("0.0.0.0:9", "0.0.0.0:9", Likeness::Same),
+            ("0.0.0.0:9", "127.0.0.1:9", Likeness::Same),
+            ("[::ffff:127.0.0.1]:9", "127.0.0.1:9", Likeness::Same),
+            ("[::1]:9", "[::]:9", Likeness::Same),
+            ("[::]:9", "[::1]:9", Likeness::Same),
+            ("192.0.2.1:9", "192.0.2.1:9", Likeness::Same),
+            ("127.0.0.1:9", "0.0.0.0:10", Likeness::None),
+            ("127.0.0.5:9", "127.0.0.1:9", Likeness::None),
+            ("192.0.2.1:9", "0.0.0.0:9", Likeness::None),
+            // Another server may listen there, with the same port.
+            ("[::1]:9", "127.0.0.1:9", Likeness::None),
+            ("[::1]:9", "0.0.0.0:9", Likeness::None),
+            ("127.0.0.1:9", "[::]:9", Likeness::None),
+        ] {
+            assert_eq!(among(&[there], own), likeness, "{there} {own}");
+        }
+        let both = among(&["192.0.2.1:9", "127.0.0.1:9"], "127.0.0.1:9");
+        assert_eq!(both, Likeness::Same, "one of its addresses");
     }
 }

@@ -98,6 +98,8 @@ struct Seen {
     quiet: RateLimited,
     /// When somebody else's change was noticed last.
     foreign: Option<Instant>,
+    /// When one was noticed that may be no more than another name: its path is still to be looked at.
+    unexplained: Option<Instant>,
 }
 
 impl Seen {
@@ -141,7 +143,13 @@ impl Watch {
         device: bool,
         watch: bool,
     ) -> Watch {
-        let seen = Seen { found, begun: 0, quiet: RateLimited::default(), foreign: None };
+        let seen = Seen {
+            found,
+            begun: 0,
+            quiet: RateLimited::default(),
+            foreign: None,
+            unexplained: None,
+        };
         Watch {
             uri: uri.to_owned(),
             notes,
@@ -159,10 +167,29 @@ impl Watch {
         self.seen.lock()
     }
 
-    /// Looks whether the file is still at its path, where it is looked at at all.
+    /// Looks whether the file is still at its path, where it is looked at at all, which may take a second. A change by somebody else
+    /// that is not explained by that is said.
     pub(super) fn look_at_place(&self, file: impl AsFd) {
-        if self.watches_place {
-            self.place.look(file, false);
+        if !self.watches_place {
+            return;
+        }
+        // Noticed before the look, so that what has made it is seen by it.
+        let unexplained = self.seen().unexplained;
+        let Some(explained) = self.place.look(file, unexplained.is_some()) else { return };
+        if unexplained.is_none() {
+            return;
+        }
+        let mut seen = self.seen();
+        if seen.unexplained == unexplained {
+            seen.unexplained = None;
+        }
+        // A file that is renamed or removed has another time too: that is said, and nobody need have written to it.
+        if !explained {
+            let now = Instant::now();
+            seen.foreign = Some(now);
+            if let Some(unsaid) = seen.quiet.wrong(now) {
+                tracing::error!("backing store {}{unsaid}", self.text());
+            }
         }
     }
 
@@ -221,26 +248,20 @@ impl Watch {
             let mut seen = self.seen();
             // Whoever looks and then changes the file has looked before any other change began.
             if self.begun.load(Ordering::SeqCst) == begun {
-                self.take(&mut seen, &file, found, begun, own);
+                self.take(&mut seen, found, begun, own);
             }
         }
     }
 
-    fn take(&self, seen: &mut Seen, file: impl AsFd, found: Found, begun: u64, own: Own) {
+    fn take(&self, seen: &mut Seen, found: Found, begun: u64, own: Own) {
         let Some(as_left) = seen.judge(found, begun, own, change_markers::now_ns()) else { return };
         if !as_left {
             self.notes.doubt();
             // What is cached of a file that was cut short may be all that is left of it: it stays, and is proved no more.
             if found.size >= seen.found.size {
                 self.foreign.fetch_add(1, Ordering::SeqCst);
-                // A file that is renamed or removed has another time too: that is said, and nobody need have written to it.
-                if !self.place.look(file, true) {
-                    let now = Instant::now();
-                    seen.foreign = Some(now);
-                    if let Some(unsaid) = seen.quiet.wrong(now) {
-                        tracing::error!("backing store {}{unsaid}", self.text());
-                    }
-                }
+                // Whoever has time looks at its path: a client's request waits for no file system.
+                seen.unexplained = Some(Instant::now());
             }
         }
         (seen.found, seen.begun) = (found, begun);
@@ -272,6 +293,9 @@ impl Watch {
     /// Whether the file, found so by who lets go of it, is as this daemon left it.
     pub(super) fn is_own(&self, file: impl AsFd, found: Found) -> bool {
         self.examine(file.as_fd());
+        if self.seen().unexplained.is_some() {
+            self.look_at_place(file.as_fd());
+        }
         let seen = self.seen();
         let same = seen.found == found && seen.begun == self.begun.load(Ordering::SeqCst);
         !self.notes.is_doubted() && (same || self.notes.explains(found.changed_ns, file))
@@ -290,7 +314,13 @@ mod tests {
     }
 
     fn seen(changed_ns: i128, begun: u64) -> Seen {
-        Seen { found: found(changed_ns), begun, quiet: RateLimited::default(), foreign: None }
+        Seen {
+            found: found(changed_ns),
+            begun,
+            quiet: RateLimited::default(),
+            foreign: None,
+            unexplained: None,
+        }
     }
 
     fn own(local: bool) -> Own {

@@ -108,7 +108,8 @@ fn released(name: &str, volume: &Arc<Volume>) {
     }
 }
 
-/// What there is to say of a volume's store that is not where it was named any more.
+/// What there is to say of a volume's store that is not where it was named any more. (Where its file system hangs: as far as it was
+/// known.)
 fn moved(volume: &Volume) -> Option<String> {
     volume.backing().look_at_place();
     let trouble = volume.backing().trouble().filter(|trouble| trouble.state == "moved");
@@ -278,7 +279,7 @@ impl Control {
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
         // The same store may be about to come as another volume, or to go.
         let _store = self.cache.changing().store(volume.backing().place());
-        self.volumes.check_twin(&volume).map_err(|e| refused(e.to_string()))?;
+        let alike = self.volumes.expect(&volume).map_err(|e| refused(e.to_string()))?;
         let warm = self.cache.attach(&volume, trust)?;
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
         let how = match &warm {
@@ -286,6 +287,9 @@ impl Control {
             Err(why) => format!("cold: {why}"),
         };
         tracing::info!("volume '{name}' is attached: {uri}, {how}");
+        if let Some(alike) = alike {
+            tracing::warn!("{alike}");
+        }
         Ok(json!({
             "volume": name,
             "uri": uri,
@@ -358,6 +362,7 @@ impl Control {
             let moved = moved(&volume);
             volume.close();
             self.cache.let_go_of_closed();
+            self.volumes.gone(&volume);
             released(name, &volume);
             return Ok(json!({ "volume": name, "durable": true, "store_moved": moved }));
         }
@@ -365,6 +370,7 @@ impl Control {
             Ok(Some(durable)) => {
                 // As long as somebody has it.
                 let moved = moved(&volume);
+                self.volumes.gone(&volume);
                 released(name, &volume);
                 tracing::info!("volume '{name}' is detached");
                 Ok(json!({ "volume": name, "durable": durable, "store_moved": moved }))

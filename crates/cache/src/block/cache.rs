@@ -217,13 +217,16 @@ impl Cache {
         let _one = self.takes(name)?;
         let _store = self.takes_store(&volume)?;
         volumes.check_free(name).map_err(fail)?;
-        volumes.check_twin(&volume).map_err(fail)?;
+        let alike = volumes.expect(&volume).map_err(fail)?;
         // Nobody may ask anything of it before it has its place: it would be asked past the cache.
         let cached = self.0.0.core.attach(&volume, false)?;
         if let Err(why) = cached {
             tracing::info!("volume '{name}': nothing of it is cached: {why}");
         }
         volumes.restore(volume.clone()).map_err(fail)?;
+        if let Some(alike) = alike {
+            tracing::warn!("{alike}");
+        }
         Ok(self.client(&volume))
     }
 
@@ -251,7 +254,9 @@ impl Cache {
             Some(_) => core.detach(name, false, go_on),
             None => Ok(core.let_go(&volume, go_on).then_some(true)),
         };
-        if !matches!(aside, Ok(Some(_))) {
+        if matches!(aside, Ok(Some(_))) {
+            volumes.gone(&volume);
+        } else {
             // (Nobody else has its name: it is taken.)
             volumes
                 .restore(volume)

@@ -11,6 +11,7 @@ use larder_engine::block::node::maintenance::{Census, Lines, ROUND, Turn};
 use larder_engine::block::node::owners::Whose;
 use larder_engine::block::node::share::Count;
 use larder_policy::block::VolumeId;
+use larder_volume::watch;
 
 use super::aside::{Aside, AsideVolumes};
 use super::watch::{Watch, Watchers};
@@ -23,6 +24,8 @@ pub(super) struct Rounds {
     lines: Lined,
     /// It was said that the file of the cache is gone.
     removed: bool,
+    /// The state directory is looked at again then.
+    look_at_state_dir: Nanos,
     /// Without threads: what they would keep of each volume.
     watches: BTreeMap<VolumeId, Watch>,
 }
@@ -49,6 +52,10 @@ impl Rounds {
                 "the file of the cache, '{}', was removed: what is cached is served until the daemon stops, and is gone then",
                 cache.path().display()
             );
+        }
+        if now >= self.look_at_state_dir {
+            cache.look_at_state_dir();
+            self.look_at_state_dir = now + Nanos(watch::LOOK.as_nanos() as u64);
         }
         if self.machine.keeps_budget(now) {
             cache.node_limits.claim_ahead(now);

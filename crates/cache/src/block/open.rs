@@ -659,7 +659,7 @@ pub(super) fn begin(
     let fills = FileQueue::open(config.ring, FILL_DEPTH, FILL_THREADS)
         .map_err(|reason| CacheError::System { what: "a ring", reason })?;
     let cache = Arc::new(Core {
-        state_dir: StateDir::new(&config.state_dir),
+        state_dir: StateDir::new(&config.state_dir, config.ring != RingChoice::Caller),
         layout,
         generation,
         placing,

@@ -1,8 +1,8 @@
 //! Volumes, and under which name each is served.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
@@ -192,10 +192,12 @@ pub enum VolumeError {
     Name(String),
 }
 
-/// Whether the store of `volume` is none of the others'. What may be one and cannot be told apart is said in the log.
-fn no_twin(map: &BTreeMap<String, Arc<Volume>>, volume: &Volume) -> Result<(), VolumeError> {
+/// Whether the store of `volume` is none of the others'. What may be one and cannot be told apart is returned, to be said when the
+/// volume is there. It may take as long as file systems do.
+fn no_twin(others: &[Arc<Volume>], volume: &Volume) -> Result<Option<String>, VolumeError> {
     let (place, peer) = (volume.backing().place(), volume.backing().peer());
-    for other in map.values() {
+    let mut alike = Vec::new();
+    for other in others {
         let theirs = other.backing().peer();
         let likeness = match (&peer, &theirs) {
             _ if other.backing().place() == place => Likeness::Same,
@@ -211,28 +213,62 @@ fn no_twin(map: &BTreeMap<String, Arc<Volume>>, volume: &Volume) -> Result<(), V
                     other: other.name.clone(),
                 });
             }
-            Likeness::Perhaps if one_size => tracing::warn!(
-                "volume '{}' ('{}') and volume '{}' ('{}'): their stores are exports of one server, of one size, and NBD does not say \
-                 whether they are one disk: if they are, detach one, since what is written to one is missing from what is cached of \
-                 the other",
-                volume.name,
-                volume.backing().uri(),
-                other.name,
-                other.backing().uri(),
-            ),
+            Likeness::Perhaps if one_size => alike.push(other),
             _ => {}
         }
     }
-    Ok(())
+    let Some(first) = alike.first() else { return Ok(None) };
+    let more = match alike.len() - 1 {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    Ok(Some(format!(
+        "volume '{}' ('{}') and volume '{}' ('{}'){more}: their stores are exports of one server, or of servers at addresses of this \
+         host, of one size, and NBD does not say whether they are one disk: if they are, detach all but one, since what is written to \
+         one is missing from what is cached of the others",
+        volume.name,
+        volume.backing().uri(),
+        first.name,
+        first.backing().uri(),
+    )))
 }
 
 /// The volumes of a server.
 #[derive(Debug, Default)]
 pub struct Volumes {
-    // A plain map: a lock is taken per connection, not per request.
-    map: RwLock<BTreeMap<String, Arc<Volume>>>,
+    // A plain map: a lock is taken per connection, not per request. Nothing is asked of a store under it.
+    all: RwLock<All>,
     /// Volumes that are to come.
     awaited: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    map: BTreeMap<String, Arc<Volume>>,
+    /// Volumes that come or go: they are not served, and their stores are theirs.
+    beside: Vec<Weak<Volume>>,
+    /// So often a volume has been added to these.
+    grown: u64,
+}
+
+impl All {
+    /// Those whose stores are theirs.
+    fn owners(&self) -> Vec<Arc<Volume>> {
+        let beside = self.beside.iter().filter_map(Weak::upgrade);
+        self.map.values().cloned().chain(beside).collect()
+    }
+
+    fn insert(&mut self, volume: Arc<Volume>) {
+        self.grown += 1;
+        self.let_go(&volume);
+        self.map.insert(volume.name.clone(), volume);
+    }
+
+    /// It neither comes nor goes any more. So with those that are no more.
+    fn let_go(&mut self, volume: &Arc<Volume>) {
+        let this = Arc::downgrade(volume);
+        self.beside.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&this));
+    }
 }
 
 impl Volumes {
@@ -253,53 +289,76 @@ impl Volumes {
     /// [`VolumeError::Name`], [`VolumeError::Exists`].
     pub fn check_free(&self, name: &str) -> Result<(), VolumeError> {
         Volumes::check_name(name)?;
-        match self.map.read().contains_key(name) {
+        match self.all.read().map.contains_key(name) {
             true => Err(VolumeError::Exists(name.to_owned())),
             false => Ok(()),
         }
     }
 
-    /// Adds a volume.
+    /// Adds a volume. What is to be known of its store is said in the log.
     ///
     /// # Errors
     /// [`VolumeError`].
     pub fn add(&self, volume: Volume) -> Result<Arc<Volume>, VolumeError> {
-        let name = volume.name.clone();
-        Volumes::check_name(&name)?;
-        let mut map = self.map.write();
-        if map.contains_key(&name) {
-            return Err(VolumeError::Exists(name));
-        }
-        no_twin(&map, &volume)?;
+        self.check_free(&volume.name)?;
         let volume = Arc::new(volume);
-        map.insert(name, volume.clone());
+        let alike = self.expect(&volume)?;
+        self.restore(volume.clone())?;
+        if let Some(alike) = alike {
+            tracing::warn!("{alike}");
+        }
         Ok(volume)
     }
 
-    /// Whether the store of `volume` is no other volume's.
+    /// A volume is about to come, by [`Volumes::restore`], unless its store is another volume's. From now on, as long as it lives, its
+    /// store is its own. Returns what is to be said in the log when it has come. It may take as long as the file systems that sockets
+    /// lie on.
     ///
     /// # Errors
     /// [`VolumeError::Twin`].
-    pub fn check_twin(&self, volume: &Volume) -> Result<(), VolumeError> {
-        no_twin(&self.map.read(), volume)
+    pub fn expect(&self, volume: &Arc<Volume>) -> Result<Option<String>, VolumeError> {
+        loop {
+            let (owners, grown) = {
+                let all = self.all.read();
+                (all.owners(), all.grown)
+            };
+            let alike = no_twin(&owners, volume)?;
+            let mut all = self.all.write();
+            // Others may have come meanwhile.
+            if all.grown == grown {
+                all.grown += 1;
+                all.let_go(volume);
+                all.beside.push(Arc::downgrade(volume));
+                return Ok(alike);
+            }
+        }
     }
 
-    /// Puts a volume back that was taken away.
+    /// Puts a volume in that was [expected](Volumes::expect), or back that was taken away.
     ///
     /// # Errors
     /// When another has its name by now.
     pub fn restore(&self, volume: Arc<Volume>) -> Result<(), VolumeError> {
-        let mut map = self.map.write();
-        if map.contains_key(&volume.name) {
+        let mut all = self.all.write();
+        if all.map.contains_key(&volume.name) {
             return Err(VolumeError::Exists(volume.name.clone()));
         }
-        map.insert(volume.name.clone(), volume);
+        all.insert(volume);
         Ok(())
     }
 
-    /// Takes a volume away: no further connection can choose it. Those that have it keep it.
+    /// Takes a volume away: no further connection can choose it. Those that have it keep it. It may be put back: its store is its own
+    /// as long as it lives, or until it is [gone](Volumes::gone).
     pub fn remove(&self, name: &str) -> Option<Arc<Volume>> {
-        self.map.write().remove(name)
+        let mut all = self.all.write();
+        let volume = all.map.remove(name)?;
+        all.beside.push(Arc::downgrade(&volume));
+        Some(volume)
+    }
+
+    /// A volume that was taken away does not come back: its store may be another's.
+    pub fn gone(&self, volume: &Arc<Volume>) {
+        self.all.write().let_go(volume);
     }
 
     /// So many more are to come: which is the only one is not said until then.
@@ -309,15 +368,107 @@ impl Volumes {
 
     /// All of them, by name.
     pub fn all(&self) -> Vec<Arc<Volume>> {
-        self.map.read().values().cloned().collect()
+        self.all.read().map.values().cloned().collect()
     }
 
     /// The volume of that name; the empty name is that of the only one.
     pub fn find(&self, name: &str) -> Option<Arc<Volume>> {
-        let map = self.map.read();
+        let map = &self.all.read().map;
         if name.is_empty() && map.len() == 1 && self.awaited.load(Ordering::SeqCst) == 0 {
             return map.values().next().cloned();
         }
         map.get(name).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_volume::peer::Place;
+    use larder_volume::{BackingError, Identity, Peer, Session};
+
+    use super::*;
+
+    /// An export of a server.
+    #[derive(Debug)]
+    struct Export(Peer);
+
+    impl Backing for Export {
+        fn uri(&self) -> &str {
+            "nbd:export"
+        }
+        fn capabilities(&self) -> Capabilities {
+            Capabilities {
+                size: 1 << 20,
+                read_only: false,
+                trim: false,
+                fast_zero: false,
+                status: false,
+                minimum: 1,
+                maximum: 1 << 20,
+            }
+        }
+        fn identity(&self) -> Result<Identity, BackingError> {
+            Ok(Identity::Blind { name: self.0.key(), size: 1 << 20 })
+        }
+        fn place(&self) -> String {
+            self.0.key()
+        }
+        fn peer(&self) -> Option<Peer> {
+            Some(self.0.clone())
+        }
+        fn resize(&self, _: Option<u64>) -> Result<u64, BackingError> {
+            Ok(1 << 20)
+        }
+        fn session(&self) -> Result<Box<dyn Session>, BackingError> {
+            Err(BackingError::Open { uri: self.uri().to_owned(), reason: "is none".to_owned() })
+        }
+    }
+
+    fn at(name: &str, addresses: &[&str], export: &str) -> Volume {
+        let list = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let peer = Peer { place: Place::Addresses(list), export: export.to_owned() };
+        Volume::new(name, Box::new(Export(peer)), 4096, true)
+    }
+
+    fn is_twin<T>(found: Result<T, VolumeError>, of: &str) -> bool {
+        matches!(found, Err(VolumeError::Twin { other, .. }) if other == of)
+    }
+
+    /// Exports of one server are said once of each volume, however many there are.
+    #[test]
+    fn what_may_be_one_disk_is_said_in_one_sentence() {
+        let volumes = Volumes::default();
+        for i in 0..3 {
+            volumes.add(at(&format!("v{i}"), &["127.0.0.1:9"], &format!("e{i}"))).unwrap();
+        }
+        let one = Arc::new(at("one", &["127.0.0.1:9"], "one"));
+        let text = volumes.expect(&one).unwrap().unwrap();
+        assert!(text.contains("exports of one server") && text.contains("volume 'v0'"), "{text}");
+        assert!(text.contains("and 2 more") && !text.contains("'v1'"), "{text}");
+        let elsewhere = Arc::new(at("elsewhere", &["127.0.0.1:10"], "one"));
+        assert_eq!(volumes.expect(&elsewhere).unwrap(), None);
+    }
+
+    /// The servers are one by an address that they share, though not by their keys: nothing but this keeps two from coming at once.
+    #[test]
+    fn a_store_is_that_of_the_volume_that_comes_or_goes() {
+        let volumes = Volumes::default();
+        let both = ["192.0.2.1:9", "192.0.2.2:9"];
+        let comes = Arc::new(at("comes", &both, ""));
+        let other = || Arc::new(at("other", &both[1..], ""));
+        assert!(volumes.expect(&comes).is_ok());
+        assert!(is_twin(volumes.expect(&other()), "comes"), "it comes");
+        volumes.restore(comes.clone()).unwrap();
+        assert!(is_twin(volumes.expect(&other()), "comes"), "it is there");
+        let goes = volumes.remove("comes").unwrap();
+        assert!(is_twin(volumes.expect(&other()), "comes"), "it may come back");
+        volumes.restore(goes).unwrap();
+        let goes = volumes.remove("comes").unwrap();
+        volumes.gone(&goes);
+        let second = other();
+        assert!(volumes.expect(&second).is_ok(), "it does not come back");
+        // One that did not come after all is in nobody's way.
+        drop(second);
+        assert!(volumes.expect(&other()).is_ok());
     }
 }

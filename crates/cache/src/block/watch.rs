@@ -33,9 +33,8 @@ impl Watch {
         if !cache.is_operated() {
             cache.look_for_losses(volume);
             if cache.now() >= self.next_look {
-                cache.look_at_state_dir();
-                volume.volume().backing().look_at_place();
                 cache.look_for_changes(volume);
+                volume.volume().backing().look_at_place();
                 self.next_look = cache.now() + Nanos(watch::LOOK.as_nanos() as u64);
             }
         }

@@ -1,13 +1,15 @@
 //! What is this daemon's own cannot be a store behind it: its exports, its cache, its files.
 
+use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use larder_block::backing::{Backing, BackingError, Peer, Uri};
+use larder_block::backing::{Backing, BackingError, Likeness, Peer, Uri};
 use larder_block::server::Doors;
 
 use super::settings::Settings;
@@ -23,6 +25,8 @@ pub(super) struct Ours {
     directories: Vec<PathBuf>,
     /// Standard error, where that is a file.
     log: Option<Metadata>,
+    /// Stores of which it was said that they may be its own: they may be opened again and again.
+    said: Mutex<BTreeSet<String>>,
 }
 
 impl Ours {
@@ -35,7 +39,8 @@ impl Ours {
         files.extend(args.recording.record.iter().map(|file| (file.clone(), "its record")));
         let directories = ["stores", "block-maps"].map(|name| state_dir.join(name)).to_vec();
         let log = standard_error().ok().filter(|found| found.is_file());
-        Ours { sockets, addresses, files, directories, log }
+        let said = Mutex::default();
+        Ours { sockets, addresses, files, directories, log, said }
     }
 
     /// Opens the store of that name, if it is nothing of the daemon's own.
@@ -50,13 +55,27 @@ impl Ours {
         self.check(uri)?;
         let store = open()?;
         match store.peer() {
-            Some(peer) if self.is_export(&peer) => Err(own_export(uri)),
+            Some(peer) if self.is_export(uri, &peer) => Err(own_export(uri)),
             _ => Ok(store),
         }
     }
 
-    fn is_export(&self, peer: &Peer) -> bool {
-        peer.place.is_among(&self.sockets, &self.addresses)
+    /// Whether it is. Where nobody can tell that is said, once for each name.
+    fn is_export(&self, uri: &Uri, peer: &Peer) -> bool {
+        match peer.place.is_among(&self.sockets, &self.addresses) {
+            Likeness::Same => true,
+            Likeness::Perhaps => {
+                let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+                if said.insert(uri.to_string()) {
+                    tracing::warn!(
+                        "backing store '{uri}' may be an export of this daemon itself, by another address of this host: it would wait \
+                         for its own answers then; name another store"
+                    );
+                }
+                false
+            }
+            Likeness::None => false,
+        }
     }
 
     /// What can be told before it is opened: the daemon's own export may not answer yet. Names of hosts are looked up once, when it
@@ -88,7 +107,7 @@ impl Ours {
             return Ok(());
         }
         match Peer::of(uri) {
-            Ok(Some(peer)) if self.is_export(&peer) => Err(own_export(uri)),
+            Ok(Some(peer)) if self.is_export(uri, &peer) => Err(own_export(uri)),
             _ => Ok(()),
         }
     }
