@@ -105,8 +105,7 @@ impl<E: Engine> Engine for std::sync::Arc<E> {
         (**self).list(now, cursor, show)
     }
     fn flush_all(&self, now: Now, at: UnixSecs) {
-        // (A stop begins behind the last request.)
-        let _ = (**self).flush_all(now, at);
+        (**self).flush_all(now, at);
     }
 }
 
@@ -149,6 +148,7 @@ impl Engine for Core {
         Core::list(self, now, cursor, show)
     }
     fn flush_all(&self, now: Now, at: UnixSecs) {
+        // (A stop begins behind the last request: nobody is told of one that is late.)
         let _ = Core::flush_all(self, now, at);
     }
 }

@@ -190,7 +190,7 @@ impl World {
         let volume = taken.volume.clone();
         let (first, last) = lines_of((volume.first_group, volume.groups));
         let placing = Placing::of(&self.layout, KEY);
-        (self.layout.is_sparse() && taken.found != Found::Warm).then(|| Coming {
+        (self.layout.is_sparse() && taken.found != Found::Warm).then_some(Coming {
             volume,
             lines: first..=last,
             placing,
