@@ -697,6 +697,16 @@ impl World {
         Ok(bytes)
     }
 
+    /// No segment may be written anew while it is read: a client would wait for the store though its line was on flash.
+    fn check_read_segments(&mut self) {
+        for (shard, cell) in (0u32..).zip(&self.shards) {
+            if let Some(segment) = cell.map().free_while_read() {
+                let why = format!("shard {shard}: segment {segment} is free, and is read");
+                self.error.get_or_insert(why);
+            }
+        }
+    }
+
     fn backing_fails(&mut self) -> bool {
         let chosen = self.options.fail_backing == Some(self.backing_ios);
         self.backing_ios += 1;
@@ -839,6 +849,7 @@ impl World {
             self.seen.kills_in_log += 1;
             if self.rng.chance(0.5) { self.kill() } else { self.power_cut() }
         }
+        self.check_read_segments();
         let complaint = self.device.borrow_mut().complaint.take();
         if let Some(why) = self.error.take().or(complaint) {
             return Err(why);

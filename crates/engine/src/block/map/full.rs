@@ -448,6 +448,10 @@ impl Full {
         Ok(())
     }
 
+    pub(super) fn free_while_read(&self) -> Option<u32> {
+        self.segments.as_ref().and_then(Segments::free_while_read)
+    }
+
     // ---- cleaning ----
 
     /// What is to be done next to have free segments: one line of the segment that is being cleaned, or a line too many.

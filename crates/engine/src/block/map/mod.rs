@@ -543,6 +543,14 @@ impl Map {
         each!(&self.0, m => m.validate())
     }
 
+    /// A segment that may be written anew while something of it is read: there must be none. For checkers; it looks at all segments.
+    pub fn free_while_read(&self) -> Option<u32> {
+        match &self.0 {
+            Kind::Full(m) => m.free_while_read(),
+            _ => None,
+        }
+    }
+
     /// Plants a fault in the log of segments: they are used again before the durable map knows that they are empty, or
     /// while they are read.
     #[cfg(feature = "planted")]

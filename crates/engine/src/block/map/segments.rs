@@ -247,6 +247,12 @@ impl Segments {
         }
     }
 
+    /// The first segment that is free though something of it is read.
+    pub(super) fn free_while_read(&self) -> Option<u32> {
+        let at = self.all.iter().position(|s| s.role == Role::Free && s.reading > 0);
+        at.map(|at| at as u32)
+    }
+
     /// `slot`, which was free, is held now.
     pub(super) fn held(&mut self, slot: u32) {
         self.all[(slot / self.lines) as usize].held += 1;
