@@ -171,7 +171,9 @@ fn forsake(dir: DataDir) -> Result<Forsaken, CacheError> {
 /// A data directory that a run without flash takes.
 struct Taking<'a> {
     dir: &'a DataDir,
-    file: Option<String>,
+    file: Option<&'a MemoryFile>,
+    /// Why what is in that may be there still.
+    not_void: Option<String>,
     /// Whether a memory file of this run will be believed.
     believed: bool,
 }
@@ -180,7 +182,7 @@ impl TakeIo for Taking<'_> {
     type Error = CacheError;
 
     fn write_run(&mut self, run: u64) -> Result<(), CacheError> {
-        self.believed = run::write(self.dir, run, None, self.file.take())?;
+        self.believed = run::write(self.dir, run, None, self.file.map(MemoryFile::name))?;
         Ok(())
     }
     fn remove_checkpoint(&mut self) -> Result<(), CacheError> {
@@ -188,6 +190,9 @@ impl TakeIo for Taking<'_> {
     }
     fn release_memory(&mut self, flash: &UsedFlash) {
         Region::forget(&flash.uuid);
+    }
+    fn void_memory_file(&mut self) {
+        self.not_void = self.file.and_then(|file| file.void().err());
     }
 }
 
@@ -198,9 +203,9 @@ pub(super) fn take_directory(
     file: Option<&MemoryFile>,
 ) -> Result<Vec<String>, CacheError> {
     let former = run::last_that_keeps(dir.path()).ok().flatten().map(|last| last.note());
-    let mut taking = Taking { dir, file: file.map(MemoryFile::name), believed: false };
-    let outdated = start::take_directory(former.as_ref(), run, &mut taking)?;
-    let mut warnings = Vec::new();
+    let mut taking = Taking { dir, file, not_void: None, believed: false };
+    let outdated = start::take_directory(former.as_ref(), run, file.is_some(), &mut taking)?;
+    let mut warnings = Vec::from_iter(taking.not_void);
     if file.is_some() && !taking.believed {
         warnings.push(format!("{NO_BIRTHS}: what is in DRAM is not put back from a file there"));
     }

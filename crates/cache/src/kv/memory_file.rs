@@ -21,7 +21,6 @@ use larder_engine::kv::node::Node;
 use larder_engine::kv::node::start::{
     self, Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names,
 };
-use larder_format::Uuid;
 use larder_format::memory_file::{
     MAGIC, META_LEN, MemoryFileError, MemoryFileReader, MemoryFileWriter, Meta, Next, Object,
 };
@@ -30,7 +29,7 @@ use larder_runtime::{Clock, DataDir, Refused, lock_exclusive};
 
 use super::run::RunFile;
 use super::warm::{Progress, Watched};
-use super::{CacheError, Core};
+use super::{CacheConfig, CacheError, Core};
 
 /// Bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
@@ -69,8 +68,6 @@ pub(super) struct Loaded {
     pub(super) note: Option<String>,
     /// The same, for what the operator should know.
     pub(super) warning: Option<String>,
-    /// When everything was last flushed; 0 for never.
-    pub(super) flushed_at: UnixSecs,
 }
 
 fn meta_path(path: &Path) -> PathBuf {
@@ -277,8 +274,9 @@ impl MemoryFile {
         let meta = *proved.meta();
         let (away, flush_at, flushed_at) = match proved.come_back(now) {
             ComeBack::Flushed(flushed_at) => {
+                node.set_flushed_at(flushed_at);
                 let note = Some(cold("a flush that a client had announced has come due"));
-                return Loaded { note, flushed_at, warning: None };
+                return Loaded { note, warning: None };
             }
             ComeBack::Objects { away, flush_at, flushed_at } => (away, flush_at, flushed_at),
         };
@@ -289,6 +287,7 @@ impl MemoryFile {
         if let Some(at) = flush_at {
             node.announce_flush(now, at);
         }
+        node.set_flushed_at(flushed_at);
         let (there, bytes) = node.in_dram();
         let mut said = format!(
             "DRAM is warm: {name}: {there} of {} objects are there again, {} in {} ms",
@@ -307,9 +306,9 @@ impl MemoryFile {
             said.push_str(&format!("; the rest is lost: {why}"));
         }
         if unfit > 0 || ended.is_err() {
-            Loaded { warning: Some(said), note: None, flushed_at }
+            Loaded { warning: Some(said), note: None }
         } else {
-            Loaded { note: Some(said), warning: None, flushed_at }
+            Loaded { note: Some(said), warning: None }
         }
     }
 
@@ -324,15 +323,21 @@ impl MemoryFile {
     }
 
     /// What a stop needs: `dir` stays locked, if nobody else keeps it so.
-    pub(super) fn keeper(
-        self,
-        run: u64,
-        cas_base: u64,
-        flash: Option<Uuid>,
-        dir: Option<DataDir>,
-    ) -> Keeper {
-        let keeper = DramKeeper::new(run, cas_base, flash);
+    pub(super) fn keeper(self, keeper: DramKeeper, dir: Option<DataDir>) -> Keeper {
         Keeper { path: self.path, keeper, _lock: self.lock, _dir: dir }
+    }
+
+    /// A record begins with an empty cache.
+    pub(super) fn check_recorded(&self, config: &CacheConfig) -> Result<(), CacheError> {
+        let Some(record) = &config.record else { return Ok(()) };
+        if !matches!(self.former, Former::Proved(..)) {
+            return Ok(());
+        }
+        let why = format!(
+            "it holds what an earlier run had in DRAM, and record '{}' begins with an empty cache: leave one of them out",
+            record.file.display()
+        );
+        Err(CacheError::MemoryFile { path: self.path.clone(), why })
     }
 
     /// As the run file names it.

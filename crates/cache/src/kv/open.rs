@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use larder_base::lock::Threads;
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
 use larder_engine::kv::node::start::{
-    self, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks, Warmth,
+    Drawn, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks, Warmth,
 };
 use larder_engine::kv::node::{
     self, AdmissionNeed, AtRest, LogStart, Maintenance, Node, Plan, StateIo, defaults,
@@ -234,20 +234,6 @@ fn load(
     Ok(loaded)
 }
 
-/// The number of the run is written: the file is void, and what came of it is told.
-fn settle(
-    store: &Core,
-    file: &MemoryFile,
-    loaded: Loaded,
-    notes: &mut Vec<String>,
-    warnings: &mut Vec<String>,
-) {
-    store.node.set_flushed_at(loaded.flushed_at);
-    notes.extend(loaded.note);
-    warnings.extend(loaded.warning);
-    warnings.extend(file.void().err());
-}
-
 /// The clock does not tell a time before `latest`, at which the last run judged something. Tells so if the system's does.
 fn not_before(clock: &Clock, latest: UnixSecs, anew: &str) -> Option<String> {
     let behind = clock.not_before(latest)?;
@@ -298,13 +284,9 @@ pub(super) fn prepare(
     let superblock = superblocks.current().clone();
     let geometry = superblock.geometry;
     let last = run::last(&dir);
-    // The shared memory of a flash that this directory has left for another one is of no use any more.
-    if let Ok(last) = &last
-        && let Some(flash) = &last.flash
-        && flash.uuid != superblock.uuid.to_string()
-    {
-        Region::forget(&flash.uuid);
-    }
+    let left_flash = last.as_ref().ok().and_then(|last| last.flash.as_ref());
+    let left_flash = left_flash.map(|flash| flash.uuid.clone());
+    let left_flash = left_flash.filter(|uuid| *uuid != superblock.uuid.to_string());
     let last = last.and_then(|last| last.note().check_flash(&superblock).map(|()| last));
     let (mut notes, mut warnings) = (Vec::new(), Vec::new());
     let divided = former::division(config, path, &superblock, last.as_ref().ok(), &dir)?;
@@ -327,41 +309,40 @@ pub(super) fn prepare(
 
     let mut region = Region::open(&superblock, &plan, &geometry, path, &config.data_dir);
     let shape = Shape::new(&superblock, &plan);
-    let (warmth, latest) = {
+    let drawn = Drawn { began: began.wall, cas: random_run()?, run: random_run()? };
+    let begun = {
         let known = last.as_ref().map(|last| last.note().last_run()).map_err(Clone::clone);
         let left = Left::new(&superblock, formatted, known.as_ref().map_err(Clone::clone));
         let is_new = region.is_new();
         let Region { header, words, .. } = &mut region;
-        left.warmth(&shape, header, is_new, || {
+        left.begin(shape, header, is_new, drawn, || {
             words.load_checkpoint(&dir, &superblock, &geometry, is_new, &config.hurry)
         })
     };
-    let warm = !matches!(warmth, Warmth::Cold(_));
     if config.hurry.load(Ordering::Relaxed) {
-        if warmth != Warmth::Memory {
-            // The checkpoint is there still.
+        if begun.gives_memory_back() {
             region.release();
         }
         return Err(CacheError::Stopped);
     }
-    if warm && let Some(record) = &config.record {
+    if begun.is_warm()
+        && let Some(record) = &config.record
+    {
         return Err(CacheError::RecordWarm { path: record.file.clone(), flash: path.clone() });
-    }
-    if let Some(latest) = latest {
-        warnings.extend(not_before(clock, latest, "--format-flash once"));
     }
     if let Some(file) = &mut memory_file {
         let flash = FlashFound { superblock: &superblock, formatted };
         file.prove(last.as_ref(), Some(flash), config.max_item);
-        if let Some(latest) = file.latest() {
-            warnings.extend(not_before(clock, latest, "--format-flash once"));
-        }
+        file.check_recorded(config)?;
     }
-    let next = start::next_superblock(&superblock, began.wall, random_run()?, random_run()?);
+    let latest = [begun.latest(), memory_file.as_ref().and_then(MemoryFile::latest)];
+    for latest in latest.into_iter().flatten() {
+        warnings.extend(not_before(clock, latest, "--format-flash once"));
+    }
+    let next = begun.superblock();
     let cas_base = next.cas_base;
-    start::announce(&mut region.header, &next);
     let (table_words, shard_words) = region.words.split();
-    let table = start::segment_table(table_words, &warmth, &next);
+    let (table, generations) = begun.table(table_words);
     let parts = Parts {
         plan,
         uuid: superblock.uuid,
@@ -379,12 +360,9 @@ pub(super) fn prepare(
         names.extend(file.new_names(&names, config.applications.shares.len()));
     }
     let setup = run_setup(config, &parts, names)?;
-    let generations = table.live_generations();
-    let warm = warm.then_some(&generations[..]);
-    let (node, kept, dropped) = build_node(&setup, plan, shard_words, warm)?;
+    let (node, kept, dropped) = build_node(&setup, plan, shard_words, generations.as_deref())?;
     let loaded = load(config, memory_file.as_mut(), &setup, &node, clock).inspect_err(|_| {
-        if warmth != Warmth::Memory {
-            // The checkpoint is there still.
+        if begun.gives_memory_back() {
             region.release();
         }
     })?;
@@ -392,13 +370,12 @@ pub(super) fn prepare(
     // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
     // The settings that go with the division, not those that would have divided otherwise.
     let mut this =
-        kept_from.unwrap_or_else(|| FlashOfRun::new(&next, path, &plan, config.flash_object_size));
+        kept_from.unwrap_or_else(|| FlashOfRun::new(next, path, &plan, config.flash_object_size));
     this.path = path.display().to_string();
-    let file = memory_file.as_ref().map(MemoryFile::name);
     let mut durable = Durable {
         dir: &dir,
         this: Some(this),
-        file,
+        memory_file: memory_file.as_ref(),
         superblocks: &mut superblocks,
         device: device.as_ref(),
         clock,
@@ -406,9 +383,13 @@ pub(super) fn prepare(
         no_checkpoint: None,
         warnings: &mut warnings,
     };
-    start::take_over(&shape, &mut region.header, &next, &mut durable)?;
+    let keeper = begun.take_over(&mut region.header, memory_file.is_some(), &mut durable)?;
     let no_checkpoint = durable.no_checkpoint;
     region.own();
+    // The memory of a flash that this directory has left for another one is of no use any more.
+    if let Some(uuid) = left_flash {
+        Region::forget(&uuid);
+    }
 
     let why_private = region.why_private.clone();
     let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes() as usize)).collect();
@@ -428,12 +409,11 @@ pub(super) fn prepare(
         drive,
     };
     let mut store = store(config, setup, plan, node, &mut maintenance, Some(flash), watchers);
-    if let Some(file) = memory_file {
-        settle(&store, &file, loaded, &mut notes, &mut warnings);
-        store.memory_file = Some(file.keeper(next.run, cas_base, Some(next.uuid), None));
-    }
+    notes.extend(loaded.note);
+    warnings.extend(loaded.warning);
+    store.memory_file = memory_file.zip(keeper).map(|(file, keeper)| file.keeper(keeper, None));
     let opened = Opened {
-        warmth: Some(warmth),
+        warmth: Some(begun.warmth().clone()),
         kept,
         dropped,
         why_buffered,
@@ -452,7 +432,7 @@ pub(super) fn prepare(
 struct Durable<'a> {
     dir: &'a DataDir,
     this: Option<FlashOfRun>,
-    file: Option<String>,
+    memory_file: Option<&'a MemoryFile>,
     superblocks: &'a mut Superblocks,
     device: &'a dyn Device,
     clock: &'a Clock,
@@ -465,7 +445,7 @@ impl StartIo for Durable<'_> {
     type Error = CacheError;
 
     fn write_run(&mut self, run: u64) -> Result<(), CacheError> {
-        match run::write(self.dir, run, self.this.take(), self.file.take()) {
+        match run::write(self.dir, run, self.this.take(), self.memory_file.map(MemoryFile::name)) {
             Ok(true) => {}
             Ok(false) => {
                 self.warnings.push(format!(
@@ -498,6 +478,10 @@ impl StartIo for Durable<'_> {
 
     fn remove_checkpoint(&mut self) -> Result<(), CacheError> {
         Ok(remove_checkpoint(self.dir)?)
+    }
+
+    fn void_memory_file(&mut self) {
+        self.warnings.extend(self.memory_file.and_then(|file| file.void().err()));
     }
 }
 

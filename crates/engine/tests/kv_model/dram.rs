@@ -75,6 +75,11 @@ impl MemoryFiles {
         copy
     }
 
+    /// The engine's steps that make it void. What stays there is of another run.
+    pub(super) fn void(&mut self, rng: &mut Rng) {
+        let _ = void(&mut Voiding { files: self, rng });
+    }
+
     /// Somewhere in the file bits are lost.
     pub(super) fn rot(&mut self, rng: &mut Rng) {
         if self.file.whole {
@@ -130,23 +135,14 @@ impl Machine {
         Ok(Some(Opened { proved, content }))
     }
 
-    /// The run has the memory file from here on, if it has one: what was in it is void.
-    pub(super) fn own_memory_file(
-        &mut self,
-        keeper: Option<DramKeeper>,
-        options: &Options,
-        rng: &mut Rng,
-    ) {
+    /// The run has the memory file from here on, if it has one.
+    pub(super) fn own_memory_file(&mut self, keeper: Option<DramKeeper>, options: &Options) {
         self.keeper = keeper;
         #[cfg(feature = "planted")]
         if let (Some(keeper), Some(fault)) = (&mut self.keeper, options.planted) {
             keeper.plant(fault);
         }
         let _ = options.planted;
-        if self.keeper.is_some() {
-            // What stays there is of another run.
-            let _ = void(&mut Voiding { files: &mut self.memory, rng });
-        }
     }
 
     /// Starts a run without flash, with a memory file if it is `named`.
@@ -163,7 +159,7 @@ impl Machine {
         let run = rng.next_u64().max(1);
         if !named && former.is_some() {
             let mut io = Taking { machine: self, named, rng };
-            take_directory(former.as_ref(), run, &mut io)?;
+            take_directory(former.as_ref(), run, false, &mut io)?;
         }
         let opened = match named {
             true => self.prove(&self.directory.last(), None, options)?,
@@ -179,10 +175,10 @@ impl Machine {
         self.back = opened.map_or_else(Back::default, |o| o.load(&started.0, &names, now));
         if named {
             let mut io = Taking { machine: self, named, rng };
-            take_directory(former.as_ref(), run, &mut io)?;
+            take_directory(former.as_ref(), run, true, &mut io)?;
         }
         let keeper = named.then(|| DramKeeper::new(run, base, None));
-        self.own_memory_file(keeper, options, rng);
+        self.own_memory_file(keeper, options);
         Ok(started)
     }
 
@@ -271,6 +267,9 @@ impl TakeIo for Taking<'_> {
     }
     fn release_memory(&mut self, _: &UsedFlash) {
         self.machine.lose_memory();
+    }
+    fn void_memory_file(&mut self) {
+        self.machine.memory.void(self.rng);
     }
 }
 

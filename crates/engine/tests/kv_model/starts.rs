@@ -8,8 +8,8 @@ use larder_base::lock::Single;
 use larder_base::{HashKey, Killed, Nanos, Now, Rng, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::start::{
-    BINDING_WORDS, DramKeeper, FlashFound, LATEST, Left, NoteFile, RunNote, Shape, StartIo, StopIo,
-    Superblocks, Warmth, announce, next_superblock, segment_table, take_over,
+    BINDING_WORDS, DramKeeper, Drawn, FlashFound, LATEST, Left, NoteFile, RunNote, Shape, StartIo,
+    StopIo, Superblocks, Warmth,
 };
 use larder_engine::kv::node::{AtRest, Maintenance, Node, StateIo};
 use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
@@ -202,7 +202,8 @@ impl Machine {
         let mut left = Left::new(&superblock, false, last);
         #[cfg(feature = "planted")]
         options.planted.iter().for_each(|fault| left.plant(*fault));
-        let (warmth, _) = left.warmth(&shape, &mut header, self.is_new, || {
+        let drawn = Drawn { began: now.wall, cas: rng.next_u64(), run: rng.next_u64().max(1) };
+        let begun = left.begin(shape, &mut header, self.is_new, drawn, || {
             let found = self.directory.checkpoint.as_ref().ok_or("there is none")?;
             // Whose it is the file says too, which `format` checks; here the start alone has to know.
             let copies = [&mut table].into_iter().chain(&mut indexes);
@@ -212,13 +213,9 @@ impl Machine {
             Ok(found.written)
         });
         self.is_new = false;
-        self.was_cold |= matches!(warmth, Warmth::Cold(_));
-        let (random, run) = (rng.next_u64(), rng.next_u64().max(1));
-        let next = next_superblock(&superblock, now.wall, random, run);
-        announce(&mut header, &next);
-        let table = segment_table(table, &warmth, &next);
-        let generations = table.live_generations();
-        let warm = !matches!(warmth, Warmth::Cold(_));
+        self.was_cold |= !begun.is_warm();
+        let next = begun.superblock();
+        let (table, generations) = begun.table(table);
         let flash = FlashFound { superblock: &superblock, formatted: false };
         let opened = if named { self.prove(&note, Some(flash), options)? } else { None };
         let mut names = self.directory.names.clone();
@@ -226,19 +223,17 @@ impl Machine {
         if let Some(opened) = &opened {
             names.extend(opened.new_names(&names));
         }
-        let setup = setup(&next, policy, self.buckets, names.clone());
-        let generations = warm.then_some(&generations[..]);
-        let started = start(&setup, indexes, Some(table), generations, known, options)?;
+        let setup = setup(next, policy, self.buckets, names.clone());
+        let started = start(&setup, indexes, Some(table), generations.as_deref(), known, options)?;
         self.back = opened.map_or_else(Back::default, |o| o.load(&started.0, &names, now));
         let mut io = Starting { machine: self, now, rng, named };
-        take_over(&shape, &mut header, &next, &mut io)?;
-        let keeper = named.then(|| DramKeeper::new(next.run, next.cas_base, Some(next.uuid)));
-        self.own_memory_file(keeper, options, rng);
+        let keeper = begun.take_over(&mut header, named, &mut io)?;
+        self.own_memory_file(keeper, options);
         // The fuse was the start's.
         if let Some(fuse) = fuse {
             fuse.store(u64::MAX, Ordering::Relaxed);
         }
-        Ok((started, warmth))
+        Ok((started, begun.warmth().clone()))
     }
 }
 
@@ -308,6 +303,9 @@ impl StartIo for Starting<'_> {
     fn remove_checkpoint(&mut self) -> Result<(), Self::Error> {
         kill_or(self.rng, || self.machine.directory.checkpoint = None);
         Ok(())
+    }
+    fn void_memory_file(&mut self) {
+        self.machine.memory.void(self.rng);
     }
 }
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use larder_base::{AppId, HashKey, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::FlashGeometry;
+use larder_engine::kv::node::start::{DramKeeper, cas_base};
 use larder_format::Uuid;
 use larder_runtime::{Clock, DataDir, SHARED_DIR, maps};
 
 use super::{
     CacheConfig, Maintenance, MemoryFile, Opened, Parts, Plan, Ready, ShardWords, Undo, Watchers,
-    build_node, load, memory_file, need, not_before, random, random_run, run, run_setup, settle,
-    start, store,
+    build_node, load, memory_file, need, not_before, random, random_run, run, run_setup, store,
 };
 use crate::kv::CacheError;
 use crate::kv::former::{self, Forsaken};
@@ -45,7 +45,7 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
         uuid: Uuid(random()?),
         hash_key: HashKey(secret),
         geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
-        cas_base: start::cas_base(began.wall, least_cas, random_run()?),
+        cas_base: cas_base(began.wall, least_cas, random_run()?),
         log: None,
     };
     let setup = run_setup(config, &parts, names)?;
@@ -55,12 +55,13 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
     let mut maintenance = Maintenance::new(&node, None, parts.cas_base, 0);
     let mut store = store(config, setup, plan, node, &mut maintenance, None, watchers);
     store._shared_dir = lock;
-    let mut notes = Vec::new();
+    warnings.extend(loaded.warning);
+    let notes = Vec::from_iter(loaded.note);
     if let Some((file, dir)) = memory_file {
         let run = random_run()?;
         warnings.extend(former::take_directory(&dir, run, Some(&file))?);
-        settle(&store, &file, loaded, &mut notes, &mut warnings);
-        store.memory_file = Some(file.keeper(run, parts.cas_base, None, Some(dir)));
+        let keeper = DramKeeper::new(run, parts.cas_base, None);
+        store.memory_file = Some(file.keeper(keeper, Some(dir)));
     }
     undo.0.clear();
     let opened = Opened {
@@ -95,5 +96,6 @@ fn memory_file_alone(
     }
     let Some(mut file) = memory_file(config, undo)? else { return Ok(None) };
     file.prove(run::last(&dir).as_ref(), None, config.max_item);
+    file.check_recorded(config)?;
     Ok(Some((file, dir)))
 }

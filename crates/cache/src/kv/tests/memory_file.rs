@@ -8,7 +8,7 @@ use larder_runtime::Clock;
 use larder_runtime::testing::MemoryDevice;
 
 use super::harness::{Client, Site, config};
-use crate::kv::{CacheConfig, CacheError};
+use crate::kv::{CacheConfig, CacheError, RecordConfig};
 
 fn kept(dir: &Path) -> CacheConfig {
     CacheConfig { flash: None, memory_file: Some(dir.join("mem")), ..config(dir.join("data")) }
@@ -55,6 +55,26 @@ fn a_start_that_is_stopped_leaves_what_it_found() {
     config.hurry.store(false, Ordering::Relaxed);
     let (site, said) = open(&config).unwrap();
     assert!(said.contains("DRAM is warm"), "{said}");
+    assert_eq!(client.check_all(&site), there);
+    site.stop(false);
+}
+
+/// No replay of it would agree.
+#[test]
+fn a_record_does_not_begin_with_what_a_memory_file_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = kept(dir.path());
+    let (site, _) = open(&config).unwrap();
+    let mut client = Client::new(4, 200);
+    (0..500).for_each(|_| client.step(&site));
+    let there = client.check_all(&site);
+    site.stop(false);
+    let record = RecordConfig { file: dir.path().join("run.rec"), limit: 1 << 20 };
+    let recorded = CacheConfig { record: Some(record), ..config.clone() };
+    let refused = open(&recorded).err().unwrap().to_string();
+    assert!(refused.contains("begins with an empty cache"), "{refused}");
+    assert!(!dir.path().join("run.rec").exists());
+    let (site, _) = open(&config).unwrap();
     assert_eq!(client.check_all(&site), there);
     site.stop(false);
 }

@@ -154,6 +154,28 @@ fn a_hurried_start_and_a_hurried_stop_lose_nothing() {
     site.stop(true);
 }
 
+#[test]
+fn a_start_with_another_flash_that_is_refused_leaves_the_index_of_the_one_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path().to_owned());
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    let mut client = Client::new(9, 1_500);
+    let (site, _) = open(&config, device.clone()).unwrap();
+    for _ in 0..6_000 {
+        client.step(&site);
+    }
+    // Without a checkpoint: the index is in memory alone.
+    config.hurry.store(true, Ordering::Relaxed);
+    site.stop(false);
+    let refused = open(&config, Arc::new(MemoryDevice::new(4 << 20))).err().unwrap();
+    assert!(matches!(refused, CacheError::Stopped), "{refused}");
+    config.hurry.store(false, Ordering::Relaxed);
+    let (site, opened) = open(&config, device).unwrap();
+    assert_eq!(opened.warmth, Some(Warmth::Memory));
+    assert!(client.check_all(&site) > 100);
+    site.stop(true);
+}
+
 /// A checkpoint holds what is used, not what there is room for.
 #[test]
 fn an_empty_cache_has_a_small_checkpoint() {

@@ -18,6 +18,7 @@
 //! 8 words of the segment table      9 bytes per segment      10 latest time that anything was judged by, Unix seconds
 //! ```
 
+mod begun;
 mod dram;
 mod runs;
 mod superblocks;
@@ -33,6 +34,7 @@ use crate::dram::ObjectMemory;
 use crate::index::FlashIndex;
 use crate::kv::log::SegmentTable;
 use crate::kv::planted::Planted;
+pub use begun::{Begun, Drawn, StartIo};
 pub use dram::{Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names, void};
 pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, UsedFlash, take_directory};
 pub use superblocks::{Heads, Superblocks};
@@ -208,7 +210,7 @@ impl<'a> Left<'a> {
     /// How warm the start is, and the latest time by which the last run has judged anything: what had expired by then stays so.
     /// `header` is that of the memory, `is_new` if it was just made. Memory that is not the last run's is made nobody's; where a
     /// checkpoint may be believed, `load` reads it into the memory and says when it was written.
-    pub fn warmth(
+    fn warmth(
         &self,
         shape: &Shape,
         header: &mut Words,
@@ -268,86 +270,6 @@ pub fn can_go_on(
 pub fn cas_base(began: UnixSecs, least: u64, random: u64) -> u64 {
     let base = (u64::from(began.0) * 1_000_000_000).max(least);
     base.saturating_add(random >> 18)
-}
-
-/// The superblock of a start that has drawn `run`, whose CAS are above all that an earlier one has given out.
-pub fn next_superblock(
-    superblock: &Superblock,
-    began: UnixSecs,
-    random: u64,
-    run: u64,
-) -> Superblock {
-    let least = superblock.cas_base.saturating_add(CAS_OF_A_START);
-    superblock.start(cas_base(began, least, random), run)
-}
-
-/// The segment table in these words: what is in them if the start is warm, else empty. Generations are above all that an earlier start
-/// has given out.
-pub fn segment_table(words: Words, warmth: &Warmth, next: &Superblock) -> SegmentTable {
-    let mut table = match warmth {
-        Warmth::Cold(_) => SegmentTable::create(words),
-        Warmth::Memory | Warmth::Checkpoint => SegmentTable::attach(words),
-    };
-    table.raise_generation(next.first_generation());
-    table
-}
-
-/// The superblock of `next` is about to be written: a start that is cut short is known by this.
-pub fn announce(header: &mut Words, next: &Superblock) {
-    header.store(ANNOUNCED, next.run);
-}
-
-/// What a start makes durable. Each is durable when it returns.
-pub trait StartIo {
-    /// What ends the start.
-    type Error;
-    /// The data directory names this run.
-    ///
-    /// # Errors
-    /// Why it does not: it may still name the one before.
-    fn write_run(&mut self, run: u64) -> Result<(), Self::Error>;
-    /// The data directory names no run: the next start knows nothing of the last.
-    ///
-    /// # Errors
-    /// What ends the start.
-    fn forget_run(&mut self) -> Result<(), Self::Error>;
-    /// The flash has this superblock.
-    ///
-    /// # Errors
-    /// What ends the start.
-    fn write_superblock(&mut self, next: &Superblock) -> Result<(), Self::Error>;
-    /// The clock keeps the latest time in word [`LATEST`] of the memory from now on.
-    fn keep_time(&mut self);
-    /// No start may use the checkpoint any more.
-    ///
-    /// # Errors
-    /// What ends the start.
-    fn remove_checkpoint(&mut self) -> Result<(), Self::Error>;
-}
-
-/// The run owns the flash from here on, which the words of the memory are right for.
-///
-/// # Errors
-/// Those of `io`.
-pub fn take_over<I: StartIo>(
-    shape: &Shape,
-    header: &mut Words,
-    next: &Superblock,
-    io: &mut I,
-) -> Result<(), I::Error> {
-    if io.write_run(next.run).is_err() {
-        // A flash that is put back, or another one, would agree with the run before, and so would a memory file of that.
-        io.forget_run()?;
-    }
-    io.write_superblock(next)?;
-    // A kill must leave no words that are owned and do not say what has expired.
-    io.keep_time();
-    header.store(OWNER, next.run);
-    header.store(ANNOUNCED, next.run);
-    for (word, value) in shape.expected().into_iter().rev() {
-        header.store(word, value);
-    }
-    io.remove_checkpoint()
 }
 
 /// What a stop makes durable.
@@ -463,55 +385,4 @@ pub fn divide(
     let plan = Plan::keeping(memory, max_item, flash, need, (shards, buckets))
         .map_err(DivisionError::Kept)?;
     Ok(Division::Kept { plan, wanted })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use larder_format::Uuid;
-
-    /// A directory that cannot be written, or neither written nor cleared.
-    #[derive(Default)]
-    struct Full {
-        made: Vec<&'static str>,
-        stuck: bool,
-    }
-
-    impl StartIo for Full {
-        type Error = ();
-        fn write_run(&mut self, _: u64) -> Result<(), ()> {
-            Err(())
-        }
-        fn forget_run(&mut self) -> Result<(), ()> {
-            self.made.push("no run");
-            if self.stuck { Err(()) } else { Ok(()) }
-        }
-        fn write_superblock(&mut self, _: &Superblock) -> Result<(), ()> {
-            self.made.push("superblock");
-            Ok(())
-        }
-        fn keep_time(&mut self) {}
-        fn remove_checkpoint(&mut self) -> Result<(), ()> {
-            Ok(())
-        }
-    }
-
-    /// Else a memory file of the run before, beside a flash of that time, would be believed by a later start.
-    #[test]
-    fn a_directory_that_cannot_name_the_run_does_not_name_the_one_before() {
-        let bytes = larder_format::geometry::SEGMENTS_AT + (64 << 20);
-        let geometry = Geometry::with_segment(bytes, 1 << 20).unwrap();
-        let key = larder_base::HashKey([1; 16]);
-        let first = Superblock::format(Uuid([1; 16]), key, geometry, UnixSecs(1));
-        let next = next_superblock(&first, UnixSecs(2), 3, 4);
-        let shape =
-            Shape { uuid: [1; 16], segments: 64, segment_bytes: 1 << 20, shards: 1, buckets: 1 };
-        let mut header = Words::heap(BINDING_WORDS);
-        let mut io = Full::default();
-        assert_eq!(take_over(&shape, &mut header, &next, &mut io), Ok(()));
-        assert_eq!(io.made, ["no run", "superblock"]);
-        let mut io = Full { stuck: true, ..Full::default() };
-        assert_eq!(take_over(&shape, &mut header, &next, &mut io), Err(()));
-        assert_eq!(io.made, ["no run"]);
-    }
 }

@@ -110,17 +110,20 @@ pub trait TakeIo {
     fn remove_checkpoint(&mut self) -> Result<(), Self::Error>;
     /// The memory that outlives the processes of this flash goes back to the machine: nothing can use it any more.
     fn release_memory(&mut self, flash: &UsedFlash);
+    /// The memory file is void ([`void`](super::void)). What goes wrong the operator should know; the run goes on.
+    fn void_memory_file(&mut self);
 }
 
 /// A run without flash answers for the keys of this directory from here on, so all that its last run left is void: flash, its index,
-/// and a memory file. Nobody is answered before. `former` is that run, as far as can be seen. Returns the flash whose objects may be
-/// outdated from now on.
+/// and a memory file, be it the one that this run has (`keeps`). Nobody is answered before. `former` is that run, as far as can be
+/// seen. Returns the flash whose objects may be outdated from now on.
 ///
 /// # Errors
 /// Those of `io`. Where the run is written already, the next start is cold.
 pub fn take_directory<'a, I: TakeIo>(
     former: Option<&'a RunNote>,
     run: u64,
+    keeps: bool,
     io: &mut I,
 ) -> Result<Option<&'a UsedFlash>, I::Error> {
     io.write_run(run)?;
@@ -128,6 +131,9 @@ pub fn take_directory<'a, I: TakeIo>(
     let flash = former.and_then(|former| former.flash.as_ref());
     if let Some(flash) = flash {
         io.release_memory(flash);
+    }
+    if keeps {
+        io.void_memory_file();
     }
     Ok(flash)
 }
@@ -182,15 +188,18 @@ mod tests {
         fn release_memory(&mut self, flash: &UsedFlash) {
             self.made.push(format!("no memory of {}", flash.uuid));
         }
+        fn void_memory_file(&mut self) {
+            self.made.push("no memory file".to_owned());
+        }
     }
 
     #[test]
     fn a_run_without_flash_is_named_before_anything_is_removed() {
         let (note, mut io) = (note(), Steps::default());
-        assert_eq!(take_directory(Some(&note), 9, &mut io), Ok(note.flash.as_ref()));
-        assert_eq!(io.made, ["run 9", "no checkpoint", "no memory of u"]);
+        assert_eq!(take_directory(Some(&note), 9, true, &mut io), Ok(note.flash.as_ref()));
+        assert_eq!(io.made, ["run 9", "no checkpoint", "no memory of u", "no memory file"]);
         let mut io = Steps { refuses: true, ..Steps::default() };
-        assert_eq!(take_directory(Some(&note), 9, &mut io), Err(()));
+        assert_eq!(take_directory(Some(&note), 9, true, &mut io), Err(()));
         assert_eq!(io.made, ["run 9"]);
     }
 }
