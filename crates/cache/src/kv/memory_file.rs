@@ -19,7 +19,7 @@ use larder_base::{AppId, ByteSize, Expiry, Now, UnixSecs};
 use larder_engine::kv::Saved;
 use larder_engine::kv::node::Node;
 use larder_engine::kv::node::start::{
-    self, Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names,
+    self, Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, application, new_names,
 };
 use larder_format::memory_file::{
     MAGIC, META_LEN, MemoryFileError, MemoryFileReader, MemoryFileWriter, Meta, Next, Object,
@@ -406,10 +406,7 @@ impl Load<'_> {
             self.expired += 1;
             return;
         }
-        let app = match usize::from(o.app) {
-            0 => AppId::DEFAULT,
-            n => ids.get(n - 1).copied().unwrap_or(AppId::OTHER),
-        };
+        let app = application(o.app, ids);
         let has = |i: usize| o.state & STATE[i] != 0;
         let saved = Saved {
             key: o.key,

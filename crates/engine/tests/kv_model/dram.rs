@@ -9,7 +9,7 @@ use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::Node;
 use larder_engine::kv::node::start::{
     Claim, ComeBack, DramKeeper, FlashFound, KeepIo, NoteFile, Proved, RunNote, TakeIo, UsedFlash,
-    VoidIo, cas_base, new_names, take_directory, void,
+    VoidIo, application, cas_base, new_names, take_directory, void,
 };
 use larder_engine::kv::{IoFailed, Saved};
 use larder_format::memory_file::Meta;
@@ -218,20 +218,17 @@ impl Opened {
     /// Puts the objects back. `names` are those of the run's applications.
     pub(super) fn load(self, node: &Node<Single>, names: &[Vec<u8>], now: Now) -> Back {
         let Opened { proved, content } = self;
+        // Numbered as they were made known.
+        let id = |name| {
+            names.iter().position(|n| n == name).map_or(AppId::OTHER, |at| AppId(at as u16 + 1))
+        };
+        let ids: Vec<AppId> = content.names.iter().map(id).collect();
         let ComeBack::Objects { away, flush_at, flushed_at } = proved.come_back(now) else {
             return Back::default();
         };
         let mut back = Back { objects: Vec::new(), believed: true };
         for object in &content.objects[..content.len] {
-            let name = usize::from(object.rest.app.0).checked_sub(1);
-            let name = name.and_then(|at| content.names.get(at));
-            let at = name.and_then(|name| names.iter().position(|n| n == name));
-            let app = match (object.rest.app, at) {
-                (AppId::DEFAULT, _) => AppId::DEFAULT,
-                (_, Some(at)) => AppId(at as u16 + 1),
-                (_, None) => AppId::OTHER,
-            };
-            let saved = Saved { app, ..object.saved() };
+            let saved = Saved { app: application(object.rest.app.0, &ids), ..object.saved() };
             if node.restore(now, &saved, away) {
                 assert!(!node.restore(now, &saved, away), "an object was put back twice");
                 back.objects.push(object.clone());

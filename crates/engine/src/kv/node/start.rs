@@ -35,7 +35,9 @@ use crate::index::FlashIndex;
 use crate::kv::log::SegmentTable;
 use crate::kv::planted::Planted;
 pub use begun::{Begun, Drawn, StartIo};
-pub use dram::{Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, new_names, void};
+pub use dram::{
+    Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, application, new_names, void,
+};
 pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, UsedFlash, take_directory};
 pub use superblocks::{Heads, Superblocks};
 

@@ -12,7 +12,7 @@
 //! stop    checkpoint and superblock where there is flash; the file is whole and durable; it is described, durably
 //! ```
 
-use larder_base::{Now, UnixSecs};
+use larder_base::{AppId, Now, UnixSecs};
 use larder_format::memory_file::Meta;
 use larder_format::{Superblock, Uuid};
 
@@ -194,6 +194,15 @@ pub fn new_names<'a>(
     let room = MOST_NAMES.saturating_sub(known.len() + shares);
     let new = in_file.filter(|name| !known.iter().any(|k| k == name));
     new.take(room).map(<[u8]>::to_vec).collect()
+}
+
+/// The application of an object that comes back: `number` is the one that the file has, `ids` those that the names of the file have
+/// in this run, in their order.
+pub fn application(number: u16, ids: &[AppId]) -> AppId {
+    match usize::from(number) {
+        0 => AppId::DEFAULT,
+        n => ids.get(n - 1).copied().unwrap_or(AppId::OTHER),
+    }
 }
 
 /// What a start does with a memory file once the run owns what it speaks of.
