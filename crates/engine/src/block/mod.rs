@@ -25,6 +25,7 @@ mod table;
 mod voids;
 pub mod volumes;
 mod write;
+pub mod writeback;
 
 pub use api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,

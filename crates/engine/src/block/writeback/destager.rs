@@ -1,0 +1,320 @@
+//! Brings dirty data of one volume to its store: one window or epoch after the other.
+//!
+//! ```text
+//! any, ordered   write the window │ flush the store │ note the frontier in the log │ let the log go
+//! journaled      journal and commit │ flush the journal │ write in place │ flush the store │ note, let go
+//! ```
+//!
+//! The next window is not begun before the store has the last one durably [barrier] and the log knows it durably [frontier]: a
+//! restart would write old versions over newer ones, and a cache that is lost meanwhile would leave no image. A flush of the store
+//! counts for a window if the store has lived on since the window's first write [lives]; else any of its writes may be gone, and all of
+//! them are written again [rewrite]. Rules in brackets are those of `models/write_back.py`.
+//!
+//! The machine is told what ends and asks for what begins. It never waits: a store that hangs holds up its own volume alone.
+
+use larder_base::Nanos;
+
+use super::overlay::Dirty;
+use super::planted::{Fault, Planted};
+use super::volume_log::{Order, VolumeLog, Window};
+
+/// When a window or epoch may begin; never in which order (Holland et al., FAST '13, section 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pace {
+    /// As soon as there is one.
+    #[default]
+    Async,
+    /// So long after the one before began.
+    Periodic(Nanos),
+    /// When the log holds as much of the volume as it may.
+    AtBound,
+}
+
+/// What a volume's destager is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// In which order.
+    pub order: Order,
+    /// When.
+    pub pace: Pace,
+    /// Most bytes of a window, or of an epoch: what the journal holds.
+    pub most: u64,
+    /// Writes to the store under way at a time.
+    pub depth: u32,
+}
+
+/// How long it waits after the store has failed: so long at first, then twice as long, up to the second.
+const PAUSE: (Nanos, Nanos) = (Nanos::from_millis(100), Nanos::from_millis(5_000));
+
+/// What a destager asks for. Each ends by a call of [`Destager`].
+pub trait Effects {
+    /// The store is to be told of this stretch; ends by [`Destager::stored`].
+    fn store(&mut self, piece: u32, dirty: Dirty);
+    /// The store is to be flushed; ends by [`Destager::flushed`].
+    fn flush_store(&mut self);
+    /// The journal is to have these stretches, and their commit, which says that it holds all up to `last`; ends by
+    /// [`Destager::journaled`].
+    fn journal(&mut self, epoch: u64, last: u64, pieces: &[Dirty]);
+    /// The journal's device is to be flushed; ends by [`Destager::journal_flushed`].
+    fn flush_journal(&mut self);
+    /// The log is to know durably that the store has all up to this position; ends by [`Destager::noted`].
+    fn note(&mut self, frontier: u64);
+}
+
+/// How a write or flush of the store ended: the incarnation of the store that answered, or nothing if it failed. A store that may have lost
+/// what it was told has another incarnation afterwards.
+pub type Outcome = Option<u64>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    Journaling,
+    JournalFlushing,
+    Writing,
+    Flushing,
+    Noting,
+    /// The store or the journal failed.
+    Paused(Nanos),
+}
+
+/// The destager of one volume. See the [module](self).
+#[derive(Debug)]
+pub struct Destager {
+    config: Config,
+    phase: Phase,
+    window: Option<Window>,
+    pieces: Vec<Dirty>,
+    /// Pieces that the store was told of, and those of them that have ended.
+    told: usize,
+    ended: usize,
+    /// One of them failed, or they went to stores of more than one life.
+    failed: bool,
+    /// The life of the store that the pieces went to.
+    life: Option<u64>,
+    epoch: u64,
+    /// The epoch's writes in place have begun: its journal is all that makes them whole, and stays as it is [jhome].
+    in_place: bool,
+    /// When the window began.
+    began: Option<Nanos>,
+    pause: Nanos,
+    /// Failures since something went well.
+    failures: u32,
+    fault: Fault,
+}
+
+impl Destager {
+    /// Of a volume whose last epoch was `epoch`.
+    pub fn new(config: Config, epoch: u64) -> Destager {
+        Destager {
+            config,
+            phase: Phase::Idle,
+            window: None,
+            pieces: Vec::new(),
+            told: 0,
+            ended: 0,
+            failed: false,
+            life: None,
+            epoch,
+            in_place: false,
+            began: None,
+            pause: PAUSE.0,
+            failures: 0,
+            fault: Fault::default(),
+        }
+    }
+
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Fault) {
+        self.fault = fault;
+    }
+
+    /// The last epoch that was begun.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether nothing is on its way to the store.
+    pub fn is_idle(&self) -> bool {
+        self.phase == Phase::Idle
+    }
+
+    /// How often the store or the journal has failed since it last worked.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// When it is to be called again by itself, if nothing happens before.
+    pub fn wakes(&self) -> Option<Nanos> {
+        match (self.phase, self.config.pace) {
+            (Phase::Paused(until), _) => Some(until),
+            (Phase::Idle, Pace::Periodic(every)) => {
+                self.began.map(|began| Nanos(began.0 + every.0))
+            }
+            _ => None,
+        }
+    }
+
+    /// Begins what may begin. `durable` is the last batch of the log that is durable. `hurry`: the log needs the room, or somebody waits for all of
+    /// it to be destaged. `pressed`: an epoch may end anywhere.
+    pub fn step(
+        &mut self,
+        log: &VolumeLog,
+        now: Nanos,
+        durable: u64,
+        (hurry, pressed): (bool, bool),
+        fx: &mut impl Effects,
+    ) {
+        match self.phase {
+            Phase::Paused(until) if now >= until => return self.again(fx),
+            Phase::Idle => {}
+            _ => return,
+        }
+        let due = match (self.config.pace, self.began) {
+            (Pace::Periodic(every), Some(began)) => now.0 >= began.0 + every.0,
+            (Pace::AtBound, _) => false,
+            (Pace::Async, _) | (Pace::Periodic(_), None) => true,
+        };
+        if !due && !hurry {
+            return;
+        }
+        let Some(window) = log.next(durable, self.config.most, pressed) else { return };
+        self.pieces = log.writes(&window);
+        self.began = Some(now);
+        let last = *window.end();
+        self.window = Some(window);
+        let journaled = matches!(self.config.order, Order::Journaled(_));
+        if journaled && !self.fault.is(Planted::NoJournal) {
+            self.epoch += 1;
+            self.phase = Phase::Journaling;
+            fx.journal(self.epoch, last, &self.pieces);
+        } else {
+            self.write(fx);
+        }
+    }
+
+    /// After a pause: from where nothing is lost.
+    fn again(&mut self, fx: &mut impl Effects) {
+        let journaled = matches!(self.config.order, Order::Journaled(_));
+        if journaled && !self.in_place {
+            self.phase = Phase::Journaling;
+            let last = self.window.as_ref().map_or(0, |window| *window.end());
+            return fx.journal(self.epoch, last, &self.pieces);
+        }
+        self.write(fx);
+    }
+
+    /// All pieces go to the store, from the first.
+    fn write(&mut self, fx: &mut impl Effects) {
+        (self.told, self.ended, self.failed, self.life) = (0, 0, false, None);
+        self.phase = Phase::Writing;
+        self.tell(fx);
+    }
+
+    fn tell(&mut self, fx: &mut impl Effects) {
+        while self.told - self.ended < self.config.depth as usize && !self.failed {
+            let Some(&dirty) = self.pieces.get(self.told) else { break };
+            self.told += 1;
+            fx.store(self.told as u32 - 1, dirty);
+        }
+        if self.told > self.ended {
+            return;
+        }
+        if self.failed {
+            return;
+        }
+        if self.fault.is(Planted::WindowNotFlushed) {
+            return self.notes(fx);
+        }
+        self.phase = Phase::Flushing;
+        fx.flush_store();
+    }
+
+    /// The store has the window.
+    fn notes(&mut self, fx: &mut impl Effects) {
+        (self.pause, self.failures) = (PAUSE.0, 0);
+        self.phase = Phase::Noting;
+        if let Some(window) = &self.window {
+            fx.note(*window.end());
+        }
+    }
+
+    fn pauses(&mut self, now: Nanos) {
+        self.failures += 1;
+        self.phase = Phase::Paused(Nanos(now.0 + self.pause.0));
+        self.pause = Nanos((self.pause.0 * 2).min(PAUSE.1.0));
+    }
+
+    /// A piece is in the store, volatile perhaps, or it failed.
+    pub fn stored(&mut self, now: Nanos, outcome: Outcome, fx: &mut impl Effects) {
+        if self.phase != Phase::Writing {
+            return;
+        }
+        self.ended += 1;
+        match outcome {
+            // The oldest life of all: a flush of a later one does not count for what went to it.
+            Some(life) => self.life = Some(self.life.map_or(life, |first| first.min(life))),
+            None => self.failed = true,
+        }
+        if self.failed && self.told == self.ended {
+            return self.pauses(now);
+        }
+        self.tell(fx);
+    }
+
+    /// The store was flushed, or not.
+    pub fn flushed(&mut self, now: Nanos, outcome: Outcome, fx: &mut impl Effects) {
+        if self.phase != Phase::Flushing {
+            return;
+        }
+        match outcome {
+            Some(life) if self.life.is_none_or(|first| first == life) => self.notes(fx),
+            Some(_) if self.fault.is(Planted::LivesIgnored) => self.notes(fx),
+            Some(life) if self.fault.is(Planted::LostNotRewritten) => {
+                self.life = Some(life);
+                fx.flush_store();
+            }
+            // It has lived anew: what it was told may be gone, the rest of the store is well.
+            Some(_) => self.write(fx),
+            None => self.pauses(now),
+        }
+    }
+
+    /// The journal has the epoch, volatile perhaps, or it failed.
+    pub fn journaled(&mut self, now: Nanos, done: bool, fx: &mut impl Effects) {
+        if self.phase != Phase::Journaling {
+            return;
+        }
+        if !done {
+            return self.pauses(now);
+        }
+        if self.fault.is(Planted::JournalNotFlushed) {
+            self.in_place = true;
+            return self.write(fx);
+        }
+        self.phase = Phase::JournalFlushing;
+        fx.flush_journal();
+    }
+
+    /// The journal is durable [jcommit], or may have lost what it was told.
+    pub fn journal_flushed(&mut self, now: Nanos, done: bool, fx: &mut impl Effects) {
+        if self.phase != Phase::JournalFlushing {
+            return;
+        }
+        if !done {
+            return self.pauses(now);
+        }
+        self.in_place = true;
+        self.write(fx);
+    }
+
+    /// The log knows the frontier durably: the window is over. Returns the position up to which the log may be let go.
+    pub fn noted(&mut self) -> Option<u64> {
+        if self.phase != Phase::Noting {
+            return None;
+        }
+        (self.phase, self.in_place) = (Phase::Idle, false);
+        self.pieces.clear();
+        self.window.take().map(|window| *window.end())
+    }
+}

@@ -1,0 +1,272 @@
+//! Which bytes of a volume are dirty: in the write log, and not yet in the store for good.
+//!
+//! The overlay is what reads see first. A record comes into it when its write is acknowledged (`visible`: until then reads see the
+//! old bytes) and leaves it when the store has it durably. Records come in the order of their sequence, so that a later one hides
+//! what it covers of earlier ones; what an earlier one still shows leaves with that one.
+//!
+//! All addresses are bytes of the volume, never of the line space: a volume that moves there keeps its overlay.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What a dirty stretch holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// Bytes that lie in the log, the first of them at this byte of the log's area.
+    Bytes(u64),
+    /// Zeros, written as such: data, never a hole.
+    Zeros,
+    /// Zeros, since it was trimmed.
+    Trimmed,
+    /// Bytes that cannot be read any more: reads of them fail until they are overwritten or discarded.
+    Unreadable,
+}
+
+impl Holds {
+    /// Of the stretch that begins `skip` bytes further on.
+    fn behind(self, skip: u64) -> Holds {
+        match self {
+            Holds::Bytes(at) => Holds::Bytes(at + skip),
+            other => other,
+        }
+    }
+}
+
+/// A dirty stretch of a volume: what one record still shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dirty {
+    /// First byte in the volume.
+    pub at: u64,
+    /// Bytes; never 0.
+    pub len: u64,
+    /// The record's sequence in its volume.
+    pub sequence: u64,
+    /// What is there.
+    pub holds: Holds,
+}
+
+/// A stretch of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stretch {
+    /// In the log.
+    Dirty(Dirty),
+    /// Below the overlay: `at`, and how many bytes.
+    Clean(u64, u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    end: u64,
+    sequence: u64,
+    holds: Holds,
+}
+
+/// The overlay of one volume.
+#[derive(Debug, Default)]
+pub struct Overlay {
+    extents: BTreeMap<u64, Extent>,
+    bytes: u64,
+}
+
+impl Overlay {
+    /// Dirty bytes: each counted once, however often it was written.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Dirty stretches.
+    pub fn extents(&self) -> usize {
+        self.extents.len()
+    }
+
+    /// The record of this sequence is acknowledged, and shows in this range. It is the latest of its volume.
+    pub fn show(&mut self, range: Range<u64>, sequence: u64, holds: Holds) {
+        if range.is_empty() {
+            return;
+        }
+        self.cut(&range, |hidden| {
+            debug_assert!(
+                hidden.sequence < sequence,
+                "records show in the order of their sequence"
+            );
+            None
+        });
+        self.bytes += range.end - range.start;
+        self.extents.insert(range.start, Extent { end: range.end, sequence, holds });
+    }
+
+    /// The store has what the record of this sequence, which is of this range, still showed.
+    pub fn settle(&mut self, range: Range<u64>, sequence: u64) {
+        self.cut(&range, |extent| (extent.sequence != sequence).then_some(extent));
+    }
+
+    /// What the record of this sequence, which is of this range, still shows lies elsewhere in the log (the range's first byte at
+    /// `to`), or cannot be read any more (`None`).
+    pub fn moves(&mut self, range: Range<u64>, sequence: u64, to: Option<u64>) {
+        let first = range.start;
+        self.cut(&range, |extent| {
+            let holds = match (extent.holds, to) {
+                _ if extent.sequence != sequence => extent.holds,
+                (Holds::Bytes(_), Some(to)) => Holds::Bytes(to + (extent.at - first)),
+                (Holds::Bytes(_), None) => Holds::Unreadable,
+                (other, _) => other,
+            };
+            Some(Dirty { holds, ..extent })
+        });
+    }
+
+    /// The operator gives up what is dirty in this range.
+    pub fn discard(&mut self, range: Range<u64>) {
+        self.cut(&range, |_| None);
+    }
+
+    /// The stretches of this range, in order.
+    pub fn look(&self, range: Range<u64>, mut each: impl FnMut(Stretch)) {
+        let mut at = range.start;
+        for (from, extent) in self.touching(&range) {
+            let (start, end) = (from.max(range.start), extent.end.min(range.end));
+            if at < start {
+                each(Stretch::Clean(at, start - at));
+            }
+            let holds = extent.holds.behind(start - from);
+            let sequence = extent.sequence;
+            each(Stretch::Dirty(Dirty { at: start, len: end - start, sequence, holds }));
+            at = end;
+        }
+        if at < range.end {
+            each(Stretch::Clean(at, range.end - at));
+        }
+    }
+
+    /// Whether any byte of this range is dirty.
+    pub fn touches(&self, range: &Range<u64>) -> bool {
+        self.touching(range).next().is_some()
+    }
+
+    fn touching(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Extent)> + use<'_> {
+        let (start, end) = (range.start, range.end.max(range.start));
+        let before = self.extents.range(..start).next_back().filter(|(_, e)| e.end > start);
+        before.into_iter().chain(self.extents.range(start..end)).map(|(&at, &extent)| (at, extent))
+    }
+
+    /// What of this range `f` makes of each dirty stretch in it; stretches that reach beyond it are cut.
+    fn cut(&mut self, range: &Range<u64>, mut f: impl FnMut(Dirty) -> Option<Dirty>) {
+        let touched: Vec<(u64, Extent)> = self.touching(range).collect();
+        for (from, extent) in touched {
+            self.extents.remove(&from);
+            let (start, end) = (from.max(range.start), extent.end.min(range.end));
+            if from < start {
+                self.extents.insert(from, Extent { end: start, ..extent });
+            }
+            if end < extent.end {
+                let holds = extent.holds.behind(end - from);
+                self.extents.insert(end, Extent { holds, ..extent });
+            }
+            let holds = extent.holds.behind(start - from);
+            let dirty = Dirty { at: start, len: end - start, sequence: extent.sequence, holds };
+            match f(dirty) {
+                None => self.bytes -= end - start,
+                Some(Dirty { sequence, holds, .. }) => {
+                    self.extents.insert(start, Extent { end, sequence, holds });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BYTES: usize = 64;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Show(u64, u64, u8),
+        Settle(usize),
+        Moves(usize, bool),
+        Discard(u64, u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let range = || (0..BYTES as u64, 1..24u64);
+        let step = prop_oneof![
+            5 => (range(), 0..3u8).prop_map(|((at, len), holds)| Step::Show(at, len, holds)),
+            3 => any::<prop::sample::Index>().prop_map(|i| Step::Settle(i.index(1 << 16))),
+            1 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(i, b)| Step::Moves(i.index(1 << 16), b)),
+            1 => range().prop_map(|(at, len)| Step::Discard(at, len)),
+        ];
+        prop::collection::vec(step, 1..60)
+    }
+
+    /// One byte at a time: which record shows there, and what that byte of it is.
+    type Plain = Vec<Option<(u64, Holds)>>;
+
+    fn check(overlay: &Overlay, plain: &Plain) {
+        let mut seen: Plain = Vec::new();
+        overlay.look(0..BYTES as u64, |stretch| match stretch {
+            Stretch::Clean(at, len) => {
+                assert!(at == seen.len() as u64 && len > 0);
+                seen.extend((0..len).map(|_| None));
+            }
+            Stretch::Dirty(d) => {
+                assert!(d.at == seen.len() as u64 && d.len > 0);
+                seen.extend((0..d.len).map(|i| Some((d.sequence, d.holds.behind(i)))));
+            }
+        });
+        assert_eq!(&seen, plain);
+        assert_eq!(overlay.bytes(), plain.iter().flatten().count() as u64);
+        for at in 0..BYTES as u64 {
+            assert_eq!(overlay.touches(&(at..at + 1)), plain[at as usize].is_some());
+        }
+        assert!(!overlay.touches(&(3..3)) || plain[3].is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn an_overlay_shows_what_a_plain_map_of_bytes_does(steps in steps()) {
+            let mut overlay = Overlay::default();
+            let mut plain: Plain = vec![None; BYTES];
+            let mut records: Vec<Range<u64>> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Show(at, len, kind) => {
+                        let range = at..(at + len).min(BYTES as u64);
+                        let sequence = records.len() as u64;
+                        let holds = [Holds::Bytes(sequence * 1000), Holds::Zeros, Holds::Trimmed][usize::from(kind)];
+                        for (i, byte) in range.clone().enumerate() {
+                            plain[byte as usize] = Some((sequence, holds.behind(i as u64)));
+                        }
+                        overlay.show(range.clone(), sequence, holds);
+                        records.push(range);
+                    }
+                    Step::Settle(which) if !records.is_empty() => {
+                        let which = which % records.len();
+                        overlay.settle(records[which].clone(), which as u64);
+                        plain.iter_mut().filter(|p| p.is_some_and(|p| p.0 == which as u64)).for_each(|p| *p = None);
+                    }
+                    Step::Moves(which, readable) if !records.is_empty() => {
+                        let which = which % records.len();
+                        let to = readable.then_some(1 << 20);
+                        overlay.moves(records[which].clone(), which as u64, to);
+                        for byte in records[which].clone() {
+                            let Some((sequence, Holds::Bytes(_))) = plain[byte as usize] else { continue };
+                            if sequence == which as u64 {
+                                let holds = to.map_or(Holds::Unreadable, |to| Holds::Bytes(to + byte - records[which].start));
+                                plain[byte as usize] = Some((sequence, holds));
+                            }
+                        }
+                    }
+                    Step::Discard(at, len) => {
+                        let range = at..(at + len).min(BYTES as u64);
+                        range.clone().for_each(|byte| plain[byte as usize] = None);
+                        overlay.discard(range);
+                    }
+                    _ => {}
+                }
+                check(&overlay, &plain);
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Faults planted on purpose: each is a rule of the write-back design left out, and the crash model must catch it. Without the feature
+//! `planted` none can be, and every question is the constant `false`.
+
+/// The faults, once: as an enum, and as the list of all of them.
+macro_rules! faults {
+    ($($(#[$said:meta])+ $name:ident,)+) => {
+        /// A planted fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Planted {
+            $($(#[$said])+ $name,)+
+        }
+
+        impl Planted {
+            /// All of them.
+            pub const ALL: &[Planted] = &[$(Planted::$name,)+];
+        }
+    };
+}
+
+faults! {
+    /// `wal`: a record is destaged before it is durable on the cache.
+    DestagedBeforeDurable,
+    /// `dep`: a window holds records that depend on others in it.
+    DependencyIgnored,
+    /// The dependency is forgotten over a restart.
+    DependencyForgotten,
+    /// `ackorder`: a write is answered before one that was logged before it.
+    AnsweredOutOfOrder,
+    /// `visible`: a write is shown before it is answered.
+    ShownBeforeAnswered,
+    /// `barrier`, `free`, `jhome`: the store is not flushed before the log is let go and the next window or epoch begins.
+    WindowNotFlushed,
+    /// `frontier`: the log is let go, and the next window begins, before the log knows the frontier durably.
+    FrontierNotNoted,
+    /// `rewrite`: what a store may have lost is flushed once more, not written again.
+    LostNotRewritten,
+    /// `lives`: a flush counts though the store has lived anew since the window's first write.
+    LivesIgnored,
+    /// `jcommit`: writes in place begin before the journal is durable.
+    JournalNotFlushed,
+    /// `atomic`: an epoch is applied in place, without the journal.
+    NoJournal,
+    /// `cut`: an epoch ends anywhere.
+    CutAnywhere,
+}
+
+/// A fault, or none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fault {
+    #[cfg(feature = "planted")]
+    is: Option<Planted>,
+}
+
+impl Fault {
+    /// This one, if any.
+    #[cfg(feature = "planted")]
+    pub fn of(is: Option<Planted>) -> Fault {
+        Fault { is }
+    }
+
+    #[cfg(feature = "planted")]
+    pub(super) fn is(self, fault: Planted) -> bool {
+        self.is == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    #[inline(always)]
+    pub(super) fn is(self, _: Planted) -> bool {
+        false
+    }
+}

@@ -1,0 +1,171 @@
+//! How fast writes of one volume are acknowledged while it is more than half as dirty as it may be.
+//!
+//! `x` is the share of the bound that is held, `r` the rate at which the store takes what is dirty:
+//!
+//! ```text
+//! rate(x) = max( r · (1 − x₀) / (x − x₀),  (1 − x) · bound / 60 s )    x₀ = 0.5; unlimited below, nothing at x = 1
+//! ```
+//!
+//! Near the bound the first term is `r`: clients go as fast as the store. The second spends the rest smoothly while the store is
+//! away. The *acknowledgement* is delayed, never the admission to the log: a write that had to wait to come into the log would depend
+//! on the one before it, and windows would shrink to one write.
+
+use larder_base::Nanos;
+
+/// Below this share of the bound nothing is delayed.
+const FREE: f64 = 0.5;
+/// What is left of the bound lasts so long while the store takes nothing, seconds.
+const SPEND: f64 = 60.0;
+/// What was destaged so long ago counts 1/e of what is destaged now, seconds.
+const MEMORY: f64 = 5.0;
+
+/// The throttle of one volume.
+#[derive(Clone, Debug)]
+pub struct Throttle {
+    /// Bytes of log that the volume may hold.
+    bound: u64,
+    /// Bytes per second that were destaged of late, as of `measured`.
+    rate: f64,
+    measured: Nanos,
+    /// When the last write was acknowledged.
+    last: Nanos,
+}
+
+impl Throttle {
+    /// Of a volume that may hold so many bytes of the log.
+    pub fn new(bound: u64, now: Nanos) -> Throttle {
+        Throttle { bound, rate: 0.0, measured: now, last: now }
+    }
+
+    /// The bound has changed: a volume that holds more is slowed, not refused.
+    pub fn set_bound(&mut self, bound: u64) {
+        self.bound = bound;
+    }
+
+    /// Bytes of log that the volume may hold.
+    pub fn bound(&self) -> u64 {
+        self.bound
+    }
+
+    /// The store has taken so many bytes of log since the last call.
+    pub fn destaged(&mut self, now: Nanos, bytes: u64) {
+        self.rate = self.rate_at(now) + bytes as f64 / MEMORY;
+        self.measured = self.measured.max(now);
+    }
+
+    /// Bytes per second that are destaged.
+    pub fn rate_at(&self, now: Nanos) -> f64 {
+        let since = now.saturating_sub(self.measured).0 as f64 / 1e9;
+        self.rate * (-since / MEMORY).exp()
+    }
+
+    /// When a write of `bytes` of log may be acknowledged whose device write is done, while `held` are held: `None` for not before
+    /// some are destaged. It changes with both, so it is asked again whenever they do.
+    pub fn due(&self, now: Nanos, held: u64, bytes: u64) -> Option<Nanos> {
+        let share = held as f64 / self.bound.max(1) as f64;
+        if share <= FREE {
+            return Some(now);
+        }
+        if share >= 1.0 {
+            return None;
+        }
+        let by_store = self.rate_at(now) * (1.0 - FREE) / (share - FREE);
+        let by_rest = (1.0 - share) * self.bound as f64 / SPEND;
+        let wait = bytes as f64 / by_store.max(by_rest);
+        let wait = Nanos((wait * 1e9).min(u64::MAX as f64 / 2.0) as u64);
+        Some(Nanos(self.last.0.saturating_add(wait.0)).max(now.min(self.last)).max(self.last))
+    }
+
+    /// A write was acknowledged.
+    pub fn acknowledged(&mut self, now: Nanos) {
+        self.last = self.last.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn seconds(s: f64) -> Nanos {
+        Nanos((s * 1e9) as u64)
+    }
+
+    /// Clients that write at once when they are answered, before a store of this rate; what they get per second, over the second half.
+    fn sustained(bound: u64, store: f64, clients: usize) -> (f64, f64, f64) {
+        let bytes = 4096u64;
+        let mut throttle = Throttle::new(bound, Nanos(0));
+        let (mut now, mut held, mut done) = (0.0, 0u64, 0u64);
+        let (mut gap, mut last, mut late) = (0.0f64, 0.0, 0u64);
+        let (mut waiting, step, end) = (clients, 0.001, 60.0);
+        let mut owed = 0.0;
+        held += bytes * waiting as u64;
+        while now < end {
+            now += step;
+            owed += store * step;
+            let take = ((owed as u64).min(held)) / bytes * bytes;
+            if take > 0 {
+                held -= take;
+                owed -= take as f64;
+                throttle.destaged(seconds(now), take);
+            }
+            while waiting > 0
+                && throttle.due(seconds(now), held, bytes).is_some_and(|at| at <= seconds(now))
+            {
+                throttle.acknowledged(seconds(now));
+                done += 1;
+                // The client writes again; the log admits it at once.
+                held += bytes;
+                if now > end / 2.0 {
+                    late += 1;
+                    gap = gap.max(now - last);
+                }
+                last = now;
+                waiting -= 1;
+            }
+            waiting = clients;
+            let _ = done;
+        }
+        (late as f64 * bytes as f64 / (end / 2.0), gap, held as f64 / bound as f64)
+    }
+
+    #[test]
+    fn below_half_of_the_bound_nothing_waits() {
+        let throttle = Throttle::new(100 * MIB, Nanos(0));
+        assert_eq!(throttle.due(Nanos(7), 50 * MIB, 4096), Some(Nanos(7)));
+        assert_eq!(throttle.due(Nanos(7), 100 * MIB, 4096), None);
+        assert_eq!(throttle.due(Nanos(7), 200 * MIB, 4096), None);
+    }
+
+    /// The formula itself, at points worked out by hand.
+    #[test]
+    fn the_rate_is_the_formulas() {
+        let mut throttle = Throttle::new(100 * MIB, Nanos(0));
+        // 5 MB within one instant count as 1 MB/s.
+        throttle.destaged(seconds(10.0), 5_000_000);
+        throttle.acknowledged(seconds(10.0));
+        let wait = |share: f64| {
+            let held = (share * (100 * MIB) as f64) as u64;
+            let due = throttle.due(seconds(10.0), held, 1_000_000).unwrap();
+            (due - seconds(10.0)).0 as f64 / 1e9
+        };
+        // r · 0.5 / 0.25 = 2 r at x = 0.75; r · 0.5 / 0.45 at 0.95.
+        assert!((wait(0.75) - 0.5).abs() < 1e-3, "{}", wait(0.75));
+        assert!((wait(0.95) - 0.9).abs() < 1e-3, "{}", wait(0.95));
+        // The store is gone: what is left lasts a minute.
+        let gone = Throttle::new(60 * MIB, Nanos(0));
+        let due = gone.due(Nanos(0), 45 * MIB, MIB).unwrap();
+        assert!((due.0 as f64 / 1e9 - 4.0).abs() < 1e-3, "{due:?}");
+    }
+
+    #[test]
+    fn clients_at_the_bound_go_as_fast_as_the_store_without_a_cliff() {
+        for store in [400_000.0, 4_000_000.0] {
+            let (rate, gap, share) = sustained(8 * MIB, store, 16);
+            assert!((rate / store - 1.0).abs() < 0.05, "{rate} of {store}");
+            assert!(gap < 16.0 * 4096.0 / store * 5.0, "{gap} s at {store}");
+            assert!(share < 1.02, "{share}");
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The writes of one volume in the order in which they are acknowledged, from the frontier to the last: which of them are answered,
+//! promised, and may be destaged next.
+//!
+//! A position is a sequence number; it stands for all records up to it. Of one volume
+//!
+//! ```text
+//! frontier ≤ acknowledged ≤ last        frontier: durable in the store; acknowledged: answered and shown
+//! promised ≤ acknowledged               promised: covered by a FLUSH or FUA that was answered
+//! ```
+//!
+//! The *dependency* of a record is the position that its client could build on: the acknowledged position when the sequence was assigned
+//! (grain `completion`), or the promised one (grain `flush`). It never falls, so the records that depend on nothing behind the
+//! frontier are a prefix of those behind it: the next window. Rules in brackets are those of the executable model,
+//! `models/write_back.py`.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+use super::overlay::{Dirty, Holds, Overlay, Stretch};
+use super::planted::{Fault, Planted};
+
+/// In which order dirty data comes to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Any: nothing is promised of the store alone.
+    Any,
+    /// The store alone is always an image that may have existed.
+    Ordered(Grain),
+    /// Store and journal together are always the log up to a cut.
+    Journaled(Cuts),
+}
+
+/// What of the past a write depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Grain {
+    /// What a flush had promised when it was issued: what a disk with a volatile cache may hold.
+    #[default]
+    Flush,
+    /// All that was answered when it was issued: the crash image of a moment.
+    Completion,
+}
+
+/// Where an epoch may end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cuts {
+    /// At a FLUSH, a FUA or a mark; anywhere if none comes.
+    #[default]
+    Flushes,
+    /// At marks alone.
+    Marks,
+}
+
+/// What a record does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Writes bytes.
+    Write,
+    /// Writes zeros.
+    Zero,
+    /// Trims.
+    Trim,
+}
+
+/// A write as the log has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// First byte in the volume.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What it does.
+    pub kind: Kind,
+    /// The batch that it is in.
+    pub batch: u64,
+    /// Where its bytes lie in the log's area.
+    pub place: u64,
+    /// What it holds of the log: bytes, header and padding.
+    pub room: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    logged: Logged,
+    dependency: u64,
+}
+
+impl Logged {
+    /// What it shows.
+    pub fn holds(&self) -> Holds {
+        match self.kind {
+            Kind::Write => Holds::Bytes(self.place),
+            Kind::Zero => Holds::Zeros,
+            Kind::Trim => Holds::Trimmed,
+        }
+    }
+}
+
+/// Records that go to the store together: their positions. Between two of them the store is flushed.
+pub type Window = RangeInclusive<u64>;
+
+/// The records of one volume. See the [module](self).
+#[derive(Debug)]
+pub struct VolumeLog {
+    order: Order,
+    records: VecDeque<Record>,
+    /// Durable in the store, and known so by the log.
+    frontier: u64,
+    acknowledged: u64,
+    promised: u64,
+    /// Positions at which an epoch may end, behind the frontier, in order.
+    cuts: VecDeque<u64>,
+    /// Bytes of the log that are held.
+    held: u64,
+    fault: Fault,
+}
+
+impl VolumeLog {
+    /// Of a volume whose records up to `frontier` are durable in the store. Sequences go on behind it.
+    pub fn new(order: Order, frontier: u64) -> VolumeLog {
+        VolumeLog {
+            order,
+            records: VecDeque::new(),
+            frontier,
+            acknowledged: frontier,
+            promised: frontier,
+            cuts: VecDeque::new(),
+            held: 0,
+            fault: Fault::default(),
+        }
+    }
+
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Fault) {
+        self.fault = fault;
+    }
+
+    /// All records up to here are durable in the store.
+    pub fn frontier(&self) -> u64 {
+        self.frontier
+    }
+
+    /// All records up to here are answered.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// All records up to here are covered by a FLUSH or FUA that was answered.
+    pub fn promised(&self) -> u64 {
+        self.promised
+    }
+
+    /// The last sequence that was assigned.
+    pub fn last(&self) -> u64 {
+        self.frontier + self.records.len() as u64
+    }
+
+    /// Bytes of the log that its records hold.
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Whether nothing is dirty.
+    pub fn is_clean(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    fn get(&self, sequence: u64) -> Option<&Record> {
+        let at = sequence.checked_sub(self.frontier + 1)?;
+        self.records.get(at as usize)
+    }
+
+    /// The record of this sequence, if it is behind the frontier.
+    pub fn record(&self, sequence: u64) -> Option<&Logged> {
+        self.get(sequence).map(|record| &record.logged)
+    }
+
+    /// A write gets the next sequence (the first of the pair), and its dependency as of now [depnow]: what had been answered on any
+    /// connection [global], or promised.
+    pub fn assign(&mut self, logged: Logged, overlay: &mut Overlay) -> (u64, u64) {
+        let dependency = match self.order {
+            Order::Ordered(Grain::Completion) => self.acknowledged,
+            Order::Ordered(Grain::Flush) => self.promised,
+            Order::Any | Order::Journaled(_) => self.frontier,
+        };
+        let sequence = self.push(logged, dependency);
+        if self.fault.is(Planted::ShownBeforeAnswered) {
+            overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+        }
+        (sequence, dependency)
+    }
+
+    fn push(&mut self, logged: Logged, dependency: u64) -> u64 {
+        self.held += u64::from(logged.room);
+        self.records.push_back(Record { logged, dependency });
+        self.last()
+    }
+
+    /// The next record to be answered, if its batch and all before it are written [ackorder]: `written` is the last such batch.
+    pub fn answerable(&self, written: u64) -> Option<&Logged> {
+        let next = self.record(self.acknowledged + 1);
+        next.filter(|logged| logged.batch <= written || self.fault.is(Planted::AnsweredOutOfOrder))
+    }
+
+    /// The next record is answered: it shows from now on [visible], and the position rises.
+    pub fn answer(&mut self, overlay: &mut Overlay) -> Option<Logged> {
+        let sequence = self.acknowledged + 1;
+        let logged = *self.record(sequence)?;
+        if !self.fault.is(Planted::ShownBeforeAnswered) {
+            overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+        }
+        self.acknowledged = sequence;
+        Some(logged)
+    }
+
+    /// The last batch that a FLUSH of all up to `position` needs durable; `None` where nothing of it is behind the frontier.
+    pub fn batch_of(&self, position: u64) -> Option<u64> {
+        self.record(position.min(self.last())).map(|logged| logged.batch)
+    }
+
+    /// A FLUSH or FUA of all up to `position` is about to be answered: they are durable. An epoch may end there.
+    pub fn promise(&mut self, position: u64) {
+        self.promised = self.promised.max(position);
+        if self.order == Order::Journaled(Cuts::Flushes) {
+            self.cut(position);
+        }
+    }
+
+    /// A consistency point: an epoch may end here.
+    pub fn mark(&mut self, position: u64) {
+        if matches!(self.order, Order::Journaled(_)) {
+            self.cut(position);
+        }
+    }
+
+    fn cut(&mut self, position: u64) {
+        let at = self.cuts.partition_point(|&cut| cut < position);
+        if position > self.frontier && self.cuts.get(at) != Some(&position) {
+            self.cuts.insert(at, position);
+        }
+    }
+
+    /// The last position up to which all records are in batches up to `durable` [wal], and answered.
+    fn durable(&self, durable: u64) -> u64 {
+        // Batches rise with the sequence.
+        let durable =
+            if self.fault.is(Planted::DestagedBeforeDurable) { u64::MAX } else { durable };
+        let n = self.records.partition_point(|record| record.logged.batch <= durable);
+        (self.frontier + n as u64).min(self.acknowledged)
+    }
+
+    /// The records that may go to the store next; `durable` is the last batch known durable. An `any` window ends at `most` bytes; an
+    /// epoch takes the last cut that fits into `most` bytes, and where none does and it is `pressed`, as much as fits.
+    pub fn next(&self, durable: u64, most: u64, pressed: bool) -> Option<Window> {
+        let first = self.frontier + 1;
+        let top = self.durable(durable);
+        let fits = self.fits(most).min(top);
+        let end = match self.order {
+            Order::Any => fits,
+            // All of it: a window that ends early is two, and right as well.
+            Order::Ordered(_) => {
+                let ignored = self.fault.is(Planted::DependencyIgnored);
+                let depends = |record: &Record| record.dependency <= self.frontier || ignored;
+                fits.min(self.frontier + self.records.partition_point(depends) as u64)
+            }
+            Order::Journaled(_) if self.fault.is(Planted::CutAnywhere) => fits,
+            Order::Journaled(cuts) => {
+                let n = self.cuts.partition_point(|&cut| cut <= fits);
+                match n.checked_sub(1).and_then(|n| self.cuts.get(n)) {
+                    Some(&cut) => cut,
+                    None if pressed && cuts == Cuts::Flushes => fits,
+                    None => return None,
+                }
+            }
+        };
+        (end >= first).then_some(first..=end)
+    }
+
+    /// The last position such that the records up to it have at most so many bytes; at least the first.
+    fn fits(&self, most: u64) -> u64 {
+        let mut bytes = 0;
+        let within = self.records.iter().enumerate().take_while(|(i, record)| {
+            bytes += record.logged.len;
+            *i == 0 || bytes <= most
+        });
+        self.frontier + within.count() as u64
+    }
+
+    /// What the store is told of a window, in the order of the volume: of each byte the last version [coalesce].
+    pub fn writes(&self, window: &Window) -> Vec<Dirty> {
+        let mut versions = Overlay::default();
+        for sequence in window.clone() {
+            let Some(logged) = self.record(sequence) else { continue };
+            versions.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+        }
+        let mut writes = Vec::with_capacity(versions.extents());
+        versions.look(0..u64::MAX, |stretch| {
+            if let Stretch::Dirty(dirty) = stretch {
+                writes.push(dirty);
+            }
+        });
+        writes
+    }
+
+    /// The store has all records up to `position` durably, and the log knows it durably [free, frontier]: they are let go one by one, and
+    /// are not shown any more.
+    pub fn let_go(
+        &mut self,
+        position: u64,
+        overlay: &mut Overlay,
+        mut each: impl FnMut(u64, Logged),
+    ) {
+        while self.frontier < position {
+            let Some(Record { logged, .. }) = self.records.pop_front() else { return };
+            self.frontier += 1;
+            self.held -= u64::from(logged.room);
+            overlay.settle(logged.at..logged.at + logged.len, self.frontier);
+            each(self.frontier, logged);
+        }
+        while self.cuts.front().is_some_and(|&cut| cut <= self.frontier) {
+            self.cuts.pop_front();
+        }
+    }
+
+    /// A record that was in the log at a start comes again, in its order and with the dependency that it had: answered, since it may have
+    /// been.
+    pub fn recover(&mut self, logged: Logged, dependency: u64, overlay: &mut Overlay) {
+        let forgotten = self.fault.is(Planted::DependencyForgotten);
+        self.push(logged, if forgotten { self.frontier } else { dependency });
+        self.answer(overlay);
+    }
+
+    /// All that was recovered is durable: it counts as promised, whatever it was [startflush].
+    pub fn recovered(&mut self) {
+        let last = self.last();
+        if last > self.frontier {
+            self.promise(last);
+        }
+    }
+}
