@@ -42,6 +42,10 @@ faults! {
     NoJournal,
     /// `cut`: an epoch ends anywhere.
     CutAnywhere,
+    /// `saidfree`: a segment is used again before a durable FRONTIER says that it is free.
+    FreedBeforeSaid,
+    /// `reserve`: client writes leave no segment for FRONTIERs and parking.
+    NoReserve,
 }
 
 /// A fault, or none.

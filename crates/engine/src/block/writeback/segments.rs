@@ -1,0 +1,389 @@
+//! The segments of the write log: where the next batch goes, how far the log is written and durable, and when a segment may be used
+//! again.
+//!
+//! ```text
+//! free ──open──▶ live (oldest first, the last one is open) ──retire──▶ retired ──said──▶ free
+//!                                          parked: one volume's records, out of the way ──let go──▶ free
+//! ```
+//!
+//! Freed segments stay readable until they are overwritten, so a start must be told which of them count: segments retire oldest first
+//! [fifo], a FRONTIER names the oldest that is live [oldest], each segment begins with one [repeat], and a retired segment is used again
+//! only when a FRONTIER that no longer counts it as live is durable [saidfree]. Client writes leave segments for FRONTIERs and for parking
+//! [reserve]; a FRONTIER takes one of those only where that frees one.
+//!
+//! A FLUSH joins the next flush of the device that *begins*, and covers the batches whose writes had ended by then [flushlog]. Rules in
+//! brackets are those of `models/write_back.py`.
+
+use std::collections::VecDeque;
+
+use super::planted::{Fault, Planted};
+
+/// What the log is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// How many segments there are.
+    pub segments: u32,
+    /// Bytes of a segment that batches may take.
+    pub room: u32,
+    /// Segments that client writes leave.
+    pub reserve: u32,
+}
+
+/// What a batch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Records of clients.
+    Clients,
+    /// A FRONTIER alone. `frees`: once it is durable, a segment or a parked one is let go.
+    Frontier {
+        /// Whether that is so.
+        frees: bool,
+    },
+}
+
+/// Where a batch goes, and what it says of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Its number.
+    pub number: u64,
+    /// Generation of its segment.
+    pub generation: u64,
+    /// Which segment.
+    pub segment: u32,
+    /// Bytes of batches before it in the segment.
+    pub at: u32,
+    /// The first of its segment: it begins with a FRONTIER.
+    pub opens: bool,
+    /// The last batch that is known durable.
+    pub known: u64,
+}
+
+/// Where the chain begins, as a FRONTIER says it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Oldest {
+    /// Generation of the oldest live segment.
+    pub generation: u64,
+    /// Number of its first batch.
+    pub batch: u64,
+}
+
+/// A segment of the main chain as a start has found it.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Which.
+    pub segment: u32,
+    /// Its generation.
+    pub generation: u64,
+    /// Number of its first batch.
+    pub first: u64,
+    /// Bytes of its batches.
+    pub used: u32,
+    /// Records in it that are dirty.
+    pub records: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    found: Found,
+    /// Reads of it that are under way.
+    pins: u32,
+}
+
+/// A segment with the records of one volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parked {
+    /// Which.
+    pub segment: u32,
+    /// Its generation.
+    pub generation: u64,
+    /// The attachment number of its volume.
+    pub attachment: u32,
+    /// Batches in it.
+    pub batches: u64,
+    /// Bytes of its batches.
+    pub used: u32,
+    /// Records in it that are dirty.
+    pub records: u32,
+}
+
+/// The segments of a log. See the [module](self).
+#[derive(Debug)]
+pub struct Segments {
+    config: Config,
+    free: VecDeque<u32>,
+    live: VecDeque<Live>,
+    /// Generation and segment, oldest first.
+    retired: VecDeque<(u64, u32)>,
+    parked: Vec<Parked>,
+    /// The last generation that was given out.
+    generation: u64,
+    /// The last batch number that was given out.
+    number: u64,
+    /// All batches up to here are written.
+    written: u64,
+    /// Of those behind: which are.
+    ahead: VecDeque<bool>,
+    durable: u64,
+    /// FRONTIERs that are not known durable: the batch, and the oldest live generation that it names.
+    said: VecDeque<(u64, u64)>,
+    /// The newest of those that are, or were written.
+    told: u64,
+    fault: Fault,
+}
+
+impl Segments {
+    /// A log that holds nothing.
+    pub fn new(config: Config) -> Segments {
+        Segments::found(config, &[], &[], (0, 0))
+    }
+
+    /// The log that a start has found, oldest segment first, durable as it is; `last` are the highest generation and the last batch number
+    /// that were seen.
+    pub fn found(config: Config, live: &[Found], parked: &[Parked], last: (u64, u64)) -> Segments {
+        let used = |segment: &u32| {
+            live.iter().any(|f| f.segment == *segment) || parked.iter().any(|p| p.segment == *segment)
+        };
+        Segments {
+            config,
+            free: (0..config.segments).filter(|segment| !used(segment)).collect(),
+            live: live.iter().map(|&found| Live { found, pins: 0 }).collect(),
+            retired: VecDeque::new(),
+            parked: parked.to_vec(),
+            generation: last.0,
+            number: last.1,
+            written: last.1,
+            ahead: VecDeque::new(),
+            durable: last.1,
+            said: VecDeque::new(),
+            told: live.first().map_or(0, |found| found.generation),
+            fault: Fault::default(),
+        }
+    }
+
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Fault) {
+        self.fault = fault;
+    }
+
+    /// Segments that nothing is in.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// All batches up to here are written, volatile perhaps.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// All batches up to here are durable.
+    pub fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// The last batch number that was given out.
+    pub fn last(&self) -> u64 {
+        self.number
+    }
+
+    /// Where the chain begins: what a FRONTIER says.
+    pub fn oldest(&self) -> Oldest {
+        let next = Oldest { generation: self.generation + 1, batch: self.number + 1 };
+        let of = |live: &Live| Oldest { generation: live.found.generation, batch: live.found.first };
+        self.live.front().map_or(next, of)
+    }
+
+    /// Whether a FRONTIER would free a segment.
+    pub fn would_free(&self) -> bool {
+        self.retired.iter().any(|(generation, _)| *generation >= self.told)
+    }
+
+    /// Places a batch of `bytes`; where it opens a segment it begins with a FRONTIER, and has `with_frontier` bytes. It goes to the device at
+    /// once, in the order of the numbers. `None` where there is no room for this purpose.
+    pub fn place(
+        &mut self,
+        purpose: Purpose,
+        bytes: u32,
+        with_frontier: u32,
+        records: u32,
+    ) -> Option<Placed> {
+        let fits = |live: &Live| live.found.used + bytes <= self.config.room;
+        let opens = !self.live.back().is_some_and(fits);
+        // What is left afterwards.
+        let left = (self.free.len() as u32).checked_sub(u32::from(opens));
+        let reserve = match purpose {
+            _ if self.fault.is(Planted::NoReserve) => 0,
+            Purpose::Clients => self.config.reserve,
+            Purpose::Frontier { frees } if frees || self.would_free() => 0,
+            Purpose::Frontier { .. } => self.config.reserve,
+        };
+        if left? < reserve {
+            return None;
+        }
+        self.number += 1;
+        self.ahead.push_back(false);
+        let bytes = if opens { with_frontier } else { bytes };
+        if opens {
+            self.generation += 1;
+            let (generation, first) = (self.generation, self.number);
+            let segment = self.free.pop_front()?;
+            let found = Found { segment, generation, first, used: 0, records: 0 };
+            self.live.push_back(Live { found, pins: 0 });
+        }
+        let open = &mut self.live.back_mut()?.found;
+        let placed = Placed {
+            number: self.number,
+            generation: open.generation,
+            segment: open.segment,
+            at: open.used,
+            opens,
+            known: self.durable,
+        };
+        open.used += bytes;
+        open.records += records;
+        Some(placed)
+    }
+
+    /// A batch with a FRONTIER was placed, which names where the chain began when it was made.
+    pub fn says(&mut self, batch: u64, oldest: Oldest) {
+        self.said.push_back((batch, oldest.generation));
+        self.told = self.told.max(oldest.generation);
+    }
+
+    /// The device write of a batch has ended.
+    pub fn ended(&mut self, batch: u64) {
+        let at = batch.checked_sub(self.written + 1);
+        if let Some(ended) = at.and_then(|at| self.ahead.get_mut(at as usize)) {
+            *ended = true;
+        }
+        while self.ahead.front() == Some(&true) {
+            self.ahead.pop_front();
+            self.written += 1;
+        }
+    }
+
+    /// A flush of the device begins: it makes durable all up to the batch that is returned.
+    pub fn flush_begins(&self) -> u64 {
+        self.written
+    }
+
+    /// A flush has ended well that made durable all up to `batch`.
+    pub fn flushed(&mut self, batch: u64) {
+        self.durable = self.durable.max(batch);
+        let mut oldest = 0;
+        while let Some(&(said, generation)) = self.said.front().filter(|(said, _)| *said <= self.durable) {
+            debug_assert!(said <= self.durable);
+            oldest = oldest.max(generation);
+            self.said.pop_front();
+        }
+        while let Some(&(generation, segment)) = self.retired.front() {
+            if generation >= oldest {
+                break;
+            }
+            self.retired.pop_front();
+            self.free.push_back(segment);
+        }
+    }
+
+    /// The segment of a batch.
+    fn of(&mut self, batch: u64) -> Option<&mut Live> {
+        let at = self.live.partition_point(|live| live.found.first <= batch);
+        self.live.get_mut(at.checked_sub(1)?)
+    }
+
+    /// A record of a batch is not needed there any more: the store has it, or it was parked.
+    pub fn let_go(&mut self, batch: u64) {
+        if let Some(live) = self.of(batch) {
+            live.found.records -= 1;
+        }
+        self.retire();
+    }
+
+    /// Bytes of a batch are being read.
+    pub fn pin(&mut self, batch: u64) {
+        if let Some(live) = self.of(batch) {
+            live.pins += 1;
+        }
+    }
+
+    /// They have been.
+    pub fn unpin(&mut self, batch: u64) {
+        if let Some(live) = self.of(batch) {
+            live.pins -= 1;
+        }
+        self.retire();
+    }
+
+    /// Segments that nothing needs retire, oldest first; never the one that is open.
+    fn retire(&mut self) {
+        while self.live.len() > 1 {
+            let Some(Live { found, pins }) = self.live.front() else { return };
+            if found.records > 0 || *pins > 0 {
+                return;
+            }
+            let gone = (found.generation, found.segment);
+            self.live.pop_front();
+            if self.fault.is(Planted::FreedBeforeSaid) {
+                self.free.push_back(gone.1);
+            } else {
+                self.retired.push_back(gone);
+            }
+        }
+    }
+
+    /// The batches of the oldest segment whose records hold it while others need the room: they are to be parked. They are durable.
+    pub fn to_park(&self) -> Option<std::ops::RangeInclusive<u64>> {
+        let (oldest, next) = (self.live.front()?, self.live.get(1)?);
+        let wanted = (self.free.len() + self.retired.len()) as u32 <= self.config.reserve;
+        let last = next.found.first - 1;
+        (wanted && oldest.found.records > 0 && last <= self.durable)
+            .then_some(oldest.found.first..=last)
+    }
+
+    /// A segment for records of this volume, with room for `bytes`: the one that it has, or another. The batch's number counts in that segment.
+    pub fn park(&mut self, attachment: u32, bytes: u32, records: u32) -> Option<Placed> {
+        let room = self.config.room;
+        let mine = |p: &Parked| p.attachment == attachment && p.used + bytes <= room;
+        let at = match self.parked.iter().position(mine) {
+            Some(at) => at,
+            None => {
+                let segment = self.free.pop_front()?;
+                self.generation += 1;
+                let generation = self.generation;
+                let parked =
+                    Parked { segment, generation, attachment, batches: 0, used: 0, records: 0 };
+                self.parked.push(parked);
+                self.parked.len() - 1
+            }
+        };
+        let parked = &mut self.parked[at];
+        parked.batches += 1;
+        let placed = Placed {
+            number: parked.batches,
+            generation: parked.generation,
+            segment: parked.segment,
+            at: parked.used,
+            opens: parked.batches == 1,
+            known: 0,
+        };
+        parked.used += bytes;
+        parked.records += records;
+        Some(placed)
+    }
+
+    /// So many records of a parked segment are not needed any more, or all of them.
+    pub fn let_go_parked(&mut self, generation: u64, records: Option<u32>) {
+        let Some(at) = self.parked.iter().position(|p| p.generation == generation) else { return };
+        let parked = &mut self.parked[at];
+        parked.records -= records.unwrap_or(parked.records).min(parked.records);
+        if parked.records == 0 {
+            self.free.push_back(parked.segment);
+            self.parked.swap_remove(at);
+        }
+    }
+
+    /// The parked segments.
+    pub fn parked(&self) -> &[Parked] {
+        &self.parked
+    }
+}
