@@ -320,17 +320,18 @@ impl Descriptors {
             return Err(E::Volume { found: uuid_at(16) });
         }
         let (extents, rest) = all[HEAD_BYTES..].split_at(size.extents as usize * EXTENT_BYTES);
-        let extents = extents.chunks_exact(EXTENT_BYTES).map(|bytes| {
-            let (length, kind, flags) = unpack(&bytes[8..]);
-            let kind = match kind {
-                1 => ExtentKind::Data,
-                2 => ExtentKind::Zero,
-                3 => ExtentKind::Trim,
-                _ => return Err(("kind of an extent", kind.into())),
-            };
-            must("flags of an extent", flags.into(), flags & !MAY_PUNCH == 0)?;
-            Ok(JournalExtent { offset: le(&bytes[..8]), length, kind, may_punch: flags != 0 })
-        });
+        let extents =
+            extents.chunks_exact(EXTENT_BYTES).map(|bytes| -> Result<JournalExtent, Wrong> {
+                let (length, kind, flags) = unpack(&bytes[8..]);
+                let kind = match kind {
+                    1 => ExtentKind::Data,
+                    2 => ExtentKind::Zero,
+                    3 => ExtentKind::Trim,
+                    _ => return Err(("kind of an extent", kind.into())),
+                };
+                must("flags of an extent", flags.into(), flags & !MAY_PUNCH == 0)?;
+                Ok(JournalExtent { offset: le(&bytes[..8]), length, kind, may_punch: flags != 0 })
+            });
         let found = Descriptors {
             volume,
             cache: uuid_at(32),

@@ -6,7 +6,9 @@ use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError,
     JournalExtent, Size,
 };
-use larder_format::block::marker::{self, COPY_BYTES, Chosen, Marker, MarkerError, MarkerState, Order, choose};
+use larder_format::block::marker::{
+    self, COPY_BYTES, Chosen, Marker, MarkerError, MarkerState, Order, choose,
+};
 use larder_format::block::write_log::pieces;
 use larder_format::block::write_log::record::{MAX_RANGE, MAX_VOLUME};
 use proptest::prelude::*;
@@ -29,7 +31,8 @@ fn the_marker_with_the_higher_number_rules() {
     let chosen = Chosen { marker: newer.clone(), copy: 0, other_whole: true };
     assert_eq!(choose(&even, &odd), Ok(chosen.clone()));
     assert_eq!(choose(&odd, &even), Ok(Chosen { copy: 1, ..chosen }));
-    for (torn, other_whole) in [(vec![], false), (vec![0; COPY_BYTES], false), (odd.clone(), true)] {
+    for (torn, other_whole) in [(vec![], false), (vec![0; COPY_BYTES], false), (odd.clone(), true)]
+    {
         let chosen = Chosen { marker: newer.clone(), copy: 0, other_whole };
         assert_eq!(choose(&even, &torn), Ok(chosen));
     }
@@ -217,8 +220,9 @@ proptest! {
         prop_assert_eq!(bytes.len() as u64, size.descriptors_bytes());
         prop_assert_eq!((commit.data, u64::from(commit.extents)), (size.data_bytes(), count));
         prop_assert!(commit.covers(&bytes));
-        prop_assert_eq!(Commit::decode(&commit.encode(), VOLUME).as_ref(), Ok(&commit));
-        let mut end = 0;
+        let read = Commit::decode(&commit.encode(), VOLUME);
+        prop_assert_eq!(read.as_ref(), Ok(&commit));
+        let mut end = 0u64;
         for entry in epoch.entries().filter(|entry| !entry.data.is_empty()) {
             prop_assert_eq!(entry.data.start, end.next_multiple_of(512));
             prop_assert_eq!(entry.data.end - entry.data.start, entry.extent.length);

@@ -12,9 +12,7 @@ fn batch<'a>(links: &'a [Link], oldest: u64, number: u64) -> Option<&'a Link> {
     let live = || links.iter().filter(|link| link.generation >= oldest);
     // A batch is void if an equal or lower number has a later run.
     let void = |b: &Link| live().any(|other| other.number <= b.number && other.run > b.run);
-    live()
-        .filter(|b| b.number == number && !void(b))
-        .max_by_key(|b| b.generation)
+    live().filter(|b| b.number == number && !void(b)).max_by_key(|b| b.generation)
 }
 
 /// What numbers from `first` on are, and where the log ends.
@@ -25,9 +23,7 @@ fn reference(links: &[Link], oldest: u64, first: u64) -> (Vec<(u64, Verdict)>, u
     // names another.
     let lost = |number: u64| match batch(number) {
         None => true,
-        Some(b) => {
-            number < known && batch(number + 1).is_some_and(|after| after.before != b.hash)
-        }
+        Some(b) => number < known && batch(number + 1).is_some_and(|after| after.before != b.hash),
     };
     let mut out = Vec::new();
     for number in first.. {

@@ -4,6 +4,7 @@
 mod batch;
 mod beside;
 mod chain;
+mod pieces;
 mod samples;
 mod segment;
 

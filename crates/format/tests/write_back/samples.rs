@@ -10,7 +10,8 @@ use larder_format::block::write_log::{
     SegmentGeometry, SegmentHeader, Shape, VolumeFrontier, batch, pieces,
 };
 
-pub(crate) const CACHE: Uuid = Uuid(*b"\x6b\x0f\x4d\x8a\x01\x02\x43\x04\x85\x06\x07\x08\x09\x0a\x0b\x0c");
+pub(crate) const CACHE: Uuid =
+    Uuid(*b"\x6b\x0f\x4d\x8a\x01\x02\x43\x04\x85\x06\x07\x08\x09\x0a\x0b\x0c");
 pub(crate) const VOLUME: Uuid = Uuid(*b"a volume's UUID.");
 pub(crate) const GENERATION: u64 = 0x0102_0304_0506;
 const TIME: u64 = 1_800_000_000_123_456_789;
@@ -31,10 +32,8 @@ pub(crate) fn frontier() -> Frontier {
         marker: 77,
         unreadable,
     };
-    let bad = vec![
-        Extent { offset: 0, length: 512 },
-        Extent { offset: MAX_VOLUME - 4096, length: 4096 },
-    ];
+    let bad =
+        vec![Extent { offset: 0, length: 512 }, Extent { offset: MAX_VOLUME - 4096, length: 4096 }];
     Frontier {
         oldest_generation: GENERATION - 3,
         oldest_batch: 0x1122_3344_5566,
@@ -165,7 +164,8 @@ pub(crate) fn markers() -> [Vec<u8>; 2] {
 }
 
 pub(crate) fn descriptors() -> Descriptors {
-    let extent = |offset, length, kind, may_punch| JournalExtent { offset, length, kind, may_punch };
+    let extent =
+        |offset, length, kind, may_punch| JournalExtent { offset, length, kind, may_punch };
     let extents = vec![
         extent(0, 5000, ExtentKind::Data, false),
         extent(5000, MAX_RANGE, ExtentKind::Zero, true),

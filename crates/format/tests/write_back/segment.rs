@@ -37,7 +37,9 @@ fn a_header_comes_back_and_nothing_else_does() {
 
 #[test]
 fn geometries_that_cannot_be_are_refused() {
-    for (bytes, sector) in [(MIN_SEGMENT - 4096, 512), (1 << 31, 512), (20_000, 512), (1 << 20, 1024)] {
+    for (bytes, sector) in
+        [(MIN_SEGMENT - 4096, 512), (1 << 31, 512), (20_000, 512), (1 << 20, 1024)]
+    {
         let refused = SegmentGeometry::new(bytes, sector);
         assert_eq!(refused, Err(SegmentGeometryError { bytes, sector }));
     }
@@ -87,7 +89,10 @@ fn a_frontier_that_cannot_be_is_refused() {
     let mut bytes = frontier().encode();
     bytes[32 + 4] = 1;
     let taken = Frontier::decode(&bytes);
-    assert!(matches!(taken, Err(FrontierError::Field { .. })), "an extent of another volume: {taken:?}");
+    assert!(
+        matches!(taken, Err(FrontierError::Field { .. })),
+        "an extent of another volume: {taken:?}"
+    );
     let volume = |n: u32| VolumeFrontier {
         attachment: n + 1,
         frontier: 0,

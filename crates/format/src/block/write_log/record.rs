@@ -291,6 +291,8 @@ pub struct Entry<'a> {
 }
 
 impl Contents {
+    /// These records with these checksums.
+    ///
     /// # Panics
     /// If a record cannot be, the records are too many or too large for a batch, or the checksums are not theirs in number.
     pub(crate) fn new(records: Vec<Record>, sums: Vec<u32>) -> Contents {
