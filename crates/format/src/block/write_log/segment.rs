@@ -18,13 +18,13 @@
 //! A segment is sealed with a [`footer`](super::footer), which lies at its end and has every record once more. [`Room`]
 //! keeps free what the footer will need. Its part of a segment depends on the records:
 //!
-//! | batches | footer |
+//! | batches | footer of a segment of 8 MiB |
 //! | --- | --- |
 //! | one write of 4 KiB each | 2.3 % |
-//! | 64 and more writes of 4 KiB each | 1.2 % |
-//! | 2,048 writes of 512 bytes each | 8.4 % |
+//! | 64 and more writes of 4 KiB each | 1.3 % |
+//! | 2,048 writes of 512 bytes each | 7.7 % |
 //! | one ZERO or TRIM each | 17 % |
-//! | 2,048 ZERO or TRIM each | 50 %: the worst, as each record has 48 bytes in the header and 48 in the footer |
+//! | 2,048 ZERO or TRIM each | 49 %, the worst: a record has 48 bytes in the header and 48 in the footer |
 
 use super::footer;
 use super::record::Shape;
