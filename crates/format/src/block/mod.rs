@@ -18,13 +18,20 @@
 //! A sparse device has the [`table`] in place of snapshots and logs: a page says what lies in its slots, and is written
 //! where it lies.
 //!
+//! For write-back there will be a place for the [`write_log`], which the layout above does not have yet: what clients wrote
+//! and the backing stores lack. Beside the stores lie the [`marker`], which says which cache has such data, and the
+//! [`journal`] of an order that needs one.
+//!
 //! Integers are little endian. Every page has a checksum; a page that fails it is as if it had not been written.
 
 pub mod intents;
+pub mod journal;
 pub mod layout;
 pub mod log;
+pub mod marker;
 pub mod superblock;
 pub mod table;
+pub mod write_log;
 
 pub use layout::{Layout, LayoutError, Placement, UnknownPlacement};
 pub use superblock::{BlockSuperblock, BlockSuperblockError, Volume, VolumeState};
