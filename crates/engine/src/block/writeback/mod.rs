@@ -16,6 +16,7 @@
 pub mod destager;
 pub mod overlay;
 mod planted;
+pub mod recovery;
 pub mod segments;
 pub mod throttle;
 pub mod volume_log;

@@ -34,11 +34,8 @@ pub struct Config {
 pub enum Purpose {
     /// Records of clients.
     Clients,
-    /// A FRONTIER alone. `frees`: once it is durable, a segment or a parked one is let go.
-    Frontier {
-        /// Whether that is so.
-        frees: bool,
-    },
+    /// A FRONTIER alone.
+    Frontier,
 }
 
 /// Where a batch goes, and what it says of the log.
@@ -68,7 +65,7 @@ pub struct Oldest {
 }
 
 /// A segment of the main chain as a start has found it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Which.
     pub segment: u32,
@@ -112,7 +109,7 @@ pub struct Segments {
     config: Config,
     free: VecDeque<u32>,
     live: VecDeque<Live>,
-    /// Generation and segment, oldest first.
+    /// The last batch when it retired, and the segment; in that order.
     retired: VecDeque<(u64, u32)>,
     parked: Vec<Parked>,
     /// The last generation that was given out.
@@ -124,9 +121,9 @@ pub struct Segments {
     /// Of those behind: which are.
     ahead: VecDeque<bool>,
     durable: u64,
-    /// FRONTIERs that are not known durable: the batch, and the oldest live generation that it names.
-    said: VecDeque<(u64, u64)>,
-    /// The newest of those that are, or were written.
+    /// Batches with a FRONTIER that are not known durable.
+    said: VecDeque<u64>,
+    /// The last batch that has one.
     told: u64,
     fault: Fault,
 }
@@ -141,9 +138,10 @@ impl Segments {
     /// that were seen.
     pub fn found(config: Config, live: &[Found], parked: &[Parked], last: (u64, u64)) -> Segments {
         let used = |segment: &u32| {
-            live.iter().any(|f| f.segment == *segment) || parked.iter().any(|p| p.segment == *segment)
+            live.iter().any(|f| f.segment == *segment)
+                || parked.iter().any(|p| p.segment == *segment)
         };
-        Segments {
+        let mut segments = Segments {
             config,
             free: (0..config.segments).filter(|segment| !used(segment)).collect(),
             live: live.iter().map(|&found| Live { found, pins: 0 }).collect(),
@@ -155,9 +153,11 @@ impl Segments {
             ahead: VecDeque::new(),
             durable: last.1,
             said: VecDeque::new(),
-            told: live.first().map_or(0, |found| found.generation),
+            told: 0,
             fault: Fault::default(),
-        }
+        };
+        segments.retire();
+        segments
     }
 
     /// Plants a fault.
@@ -189,13 +189,14 @@ impl Segments {
     /// Where the chain begins: what a FRONTIER says.
     pub fn oldest(&self) -> Oldest {
         let next = Oldest { generation: self.generation + 1, batch: self.number + 1 };
-        let of = |live: &Live| Oldest { generation: live.found.generation, batch: live.found.first };
+        let of =
+            |live: &Live| Oldest { generation: live.found.generation, batch: live.found.first };
         self.live.front().map_or(next, of)
     }
 
     /// Whether a FRONTIER would free a segment.
     pub fn would_free(&self) -> bool {
-        self.retired.iter().any(|(generation, _)| *generation >= self.told)
+        self.retired.back().is_some_and(|&(at, _)| at >= self.told)
     }
 
     /// Places a batch of `bytes`; where it opens a segment it begins with a FRONTIER, and has `with_frontier` bytes. It goes to the device at
@@ -214,8 +215,8 @@ impl Segments {
         let reserve = match purpose {
             _ if self.fault.is(Planted::NoReserve) => 0,
             Purpose::Clients => self.config.reserve,
-            Purpose::Frontier { frees } if frees || self.would_free() => 0,
-            Purpose::Frontier { .. } => self.config.reserve,
+            Purpose::Frontier if self.would_free() => 0,
+            Purpose::Frontier => self.config.reserve,
         };
         if left? < reserve {
             return None;
@@ -244,10 +245,10 @@ impl Segments {
         Some(placed)
     }
 
-    /// A batch with a FRONTIER was placed, which names where the chain began when it was made.
-    pub fn says(&mut self, batch: u64, oldest: Oldest) {
-        self.said.push_back((batch, oldest.generation));
-        self.told = self.told.max(oldest.generation);
+    /// The batch that was just placed has a FRONTIER, made after it was placed: it says where the chain begins, and how far each volume is.
+    pub fn says(&mut self, batch: u64) {
+        self.said.push_back(batch);
+        self.told = batch;
     }
 
     /// The device write of a batch has ended.
@@ -270,16 +271,12 @@ impl Segments {
     /// A flush has ended well that made durable all up to `batch`.
     pub fn flushed(&mut self, batch: u64) {
         self.durable = self.durable.max(batch);
-        let mut oldest = 0;
-        while let Some(&(said, generation)) = self.said.front().filter(|(said, _)| *said <= self.durable) {
-            debug_assert!(said <= self.durable);
-            oldest = oldest.max(generation);
+        let mut said = 0;
+        while let Some(&batch) = self.said.front().filter(|batch| **batch <= self.durable) {
+            said = batch;
             self.said.pop_front();
         }
-        while let Some(&(generation, segment)) = self.retired.front() {
-            if generation >= oldest {
-                break;
-            }
+        while let Some(&(_, segment)) = self.retired.front().filter(|(at, _)| *at < said) {
             self.retired.pop_front();
             self.free.push_back(segment);
         }
@@ -291,7 +288,8 @@ impl Segments {
         self.live.get_mut(at.checked_sub(1)?)
     }
 
-    /// A record of a batch is not needed there any more: the store has it, or it was parked.
+    /// A record of a batch is not needed there any more: the store has it durably, or a parked copy is durable. The next FRONTIER says so, and
+    /// until that is durable the segment is as it is.
     pub fn let_go(&mut self, batch: u64) {
         if let Some(live) = self.of(batch) {
             live.found.records -= 1;
@@ -321,13 +319,17 @@ impl Segments {
             if found.records > 0 || *pins > 0 {
                 return;
             }
-            let gone = (found.generation, found.segment);
+            let segment = found.segment;
             self.live.pop_front();
-            if self.fault.is(Planted::FreedBeforeSaid) {
-                self.free.push_back(gone.1);
-            } else {
-                self.retired.push_back(gone);
-            }
+            self.retires(segment);
+        }
+    }
+
+    fn retires(&mut self, segment: u32) {
+        if self.fault.is(Planted::FreedBeforeSaid) {
+            self.free.push_back(segment);
+        } else {
+            self.retired.push_back((self.number, segment));
         }
     }
 
@@ -347,7 +349,8 @@ impl Segments {
         let at = match self.parked.iter().position(mine) {
             Some(at) => at,
             None => {
-                let segment = self.free.pop_front()?;
+                // The last one is for the FRONTIER that frees others.
+                let segment = (self.free.len() > 1).then(|| self.free.pop_front())??;
                 self.generation += 1;
                 let generation = self.generation;
                 let parked =
@@ -377,8 +380,9 @@ impl Segments {
         let parked = &mut self.parked[at];
         parked.records -= records.unwrap_or(parked.records).min(parked.records);
         if parked.records == 0 {
-            self.free.push_back(parked.segment);
+            let segment = parked.segment;
             self.parked.swap_remove(at);
+            self.retires(segment);
         }
     }
 
