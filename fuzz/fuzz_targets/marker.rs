@@ -25,7 +25,9 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(chosen) = choose(&a, &b) {
         assert!(chosen.other_whole);
         for copy in [&a, &b] {
-            assert!(chosen.marker.number >= u64::from_le_bytes(copy[16..24].try_into().expect("8")));
+            assert!(
+                chosen.marker.number >= u64::from_le_bytes(copy[16..24].try_into().expect("8"))
+            );
         }
     }
 });

@@ -2,11 +2,12 @@
 #![no_main]
 
 use larder_format::Uuid;
-use larder_format::block::write_log::{Batch, Flags, Head, Item, Kind, Place, Record, Shape, batch};
+use larder_format::block::write_log::{
+    Batch, Flags, Head, Item, Kind, Place, Record, Shape, batch,
+};
 use libfuzzer_sys::fuzz_target;
 
-const PLACE: Place =
-    Place { cache: Uuid([1; 16]), generation: 7, at: 4096, segment: 8 << 20 };
+const PLACE: Place = Place { cache: Uuid([1; 16]), generation: 7, at: 4096, segment: 8 << 20 };
 
 fn seal(bytes: &mut [u8]) {
     let crc = crc32c::crc32c(&bytes[12..]);
@@ -71,7 +72,8 @@ fuzz_target!(|data: &[u8]| {
     };
     let payload = [3; 5000];
     let mut good = vec![0; Shape::of([&record]).expect("it fits").bytes(512) as usize];
-    let written = batch::encode(&mut good, &head, &[Item { record, payload: &payload, sums: None }]);
+    let written =
+        batch::encode(&mut good, &head, &[Item { record, payload: &payload, sums: None }]);
     let mut bad = good.clone();
     if let [low, high, bytes @ ..] = &data[..data.len().min(4)] {
         let at = usize::from(u16::from_le_bytes([*low, *high])) % (bad.len() - 2);
