@@ -850,6 +850,7 @@ impl World {
             if self.rng.chance(0.5) { self.kill() } else { self.power_cut() }
         }
         self.check_read_segments();
+        self.check_notes();
         let complaint = self.device.borrow_mut().complaint.take();
         if let Some(why) = self.error.take().or(complaint) {
             return Err(why);

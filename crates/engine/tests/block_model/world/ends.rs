@@ -154,7 +154,9 @@ impl World {
         }
         self.script.push(format!("{} taken back", self.time));
         self.device.borrow_mut().dead = false;
-        self.store_is_durable();
+        if !self.flush_now() {
+            return Ok(());
+        }
         let taken = self.begin_anew()?;
         self.seen.taken_back += u64::from(taken);
         if taken { self.check_map() } else { Ok(()) }
