@@ -735,6 +735,7 @@ impl World {
 
     fn count(&mut self) {
         self.seen.holes += std::mem::take(&mut self.device.borrow_mut().holes);
+        self.seen.unnoted += self.validity.refused.take();
         self.seen.stayed += self.shares.stayed.get();
         self.seen.at_ceiling += self.shares.at_ceiling.get();
         for shard in &self.shards {

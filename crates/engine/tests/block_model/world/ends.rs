@@ -66,6 +66,11 @@ impl World {
         device.blown = false;
         device.fuse = u64::MAX;
         drop(device);
+        if !self.is_enabled() && !self.says_given_up(&self.superblock()) {
+            // It could be noted nowhere. The operator is told to format the device before anybody starts with it.
+            self.seen.unsaid += 1;
+            self.format();
+        }
         // What was written before is made durable before anything of it is cached.
         self.volatile.clear();
         self.between_runs();

@@ -152,10 +152,10 @@ impl World {
             let ranges = || self.work.ranges.iter().any(|r| (r.1..=r.2).contains(&region));
             self.work.asks.iter().any(|ask| ask.1 == region) || ranges()
         };
-        let is_used =
-            |region: u32| self.volume_at(u64::from(region) * self.per_region()).is_some();
+        let is_used = |region: u32| self.volume_at(u64::from(region) * self.per_region()).is_some();
         let unnoted = self.flushing.unnoted.borrow();
-        let mut forgotten = unnoted.iter().filter(|&&r| !machine.is_set(r) && !asked(r) && is_used(r));
+        let mut forgotten =
+            unnoted.iter().filter(|&&r| !machine.is_set(r) && !asked(r) && is_used(r));
         if let Some(region) = forgotten.next() {
             let why = format!("region {region} has no bit, and a start would not know its store");
             drop(unnoted);
