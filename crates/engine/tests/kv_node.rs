@@ -9,7 +9,7 @@ use larder_engine::kv::node::{
     AdmissionNeed, Cache, LogStart, Maintenance, MaintenanceEffects, Node, Plan, Start, StateIo,
     Turn, defaults, run_setup,
 };
-use larder_engine::kv::record::{AppsSetup, RunSetup};
+use larder_engine::kv::record::{AppsSetup, RunSetup, SetupError};
 use larder_engine::kv::{ClockMode, FlashGeometry, IoFailed, SegmentIo};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::BudgetState;
@@ -25,6 +25,8 @@ struct Disk {
     /// Segments written when names were kept last.
     names_at: u64,
     written: u64,
+    /// Names cannot be kept.
+    is_full: bool,
 }
 
 impl SegmentIo for Disk {
@@ -44,6 +46,12 @@ impl SegmentIo for Disk {
 impl StateIo for Disk {
     fn keep_names(&mut self, names: &[Vec<u8>]) {
         (self.names, self.names_at) = (names.to_vec(), self.written);
+    }
+    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+        if !self.is_full {
+            self.keep_names(names);
+        }
+        !self.is_full
     }
     fn keep_budget(&mut self, _: BudgetState) {}
 }
@@ -93,6 +101,16 @@ struct Site {
 }
 
 fn setup(memory: u64, flash: Option<u64>) -> (RunSetup, Plan) {
+    let (setup, plan) = setup_from(0, memory, flash);
+    (setup.unwrap(), plan)
+}
+
+/// The same with CAS uniques from `cas_base` on.
+fn setup_from(
+    cas_base: u64,
+    memory: u64,
+    flash: Option<u64>,
+) -> (Result<RunSetup, SetupError>, Plan) {
     let admission = AdmissionConfig::from_name("all").unwrap();
     let geometry = flash.map(|flash| Plan::geometry(memory, flash, MAX_ITEM).unwrap());
     let of = geometry.as_ref().map(|geometry| (geometry, 1024));
@@ -114,13 +132,13 @@ fn setup(memory: u64, flash: Option<u64>) -> (RunSetup, Plan) {
         larder: String::new(),
         uuid: String::new(),
         hash_key: HashKey([7; 16]),
-        cas_base: 0,
+        cas_base,
         cas_bits: 44,
         seed: 1,
         flash: FlashGeometry { salt: 1, segments, segment_bytes },
         log: flash.map(|_| LogStart::default()),
     };
-    (run_setup(&cache, &plan, &start).unwrap(), plan)
+    (run_setup(&cache, &plan, &start), plan)
 }
 
 impl Site {
@@ -222,6 +240,33 @@ fn names_are_kept_before_a_record_bears_them() {
         (site.disk.names.last().unwrap().as_slice(), site.disk.names_at),
         (&b"late"[..], before)
     );
+}
+
+/// A run that would give out uniques twice does not begin.
+#[test]
+fn a_start_without_cas_uniques_is_refused_in_words() {
+    let plan = setup(16 << 20, None).1;
+    let most = u64::MAX - ((plan.shards as u64) << 44);
+    assert!(setup_from(most, 16 << 20, None).0.is_ok());
+    for base in [most + 1, u64::MAX] {
+        let why = setup_from(base, 16 << 20, None).0.unwrap_err().to_string();
+        assert!(why.contains(&base.to_string()) && why.contains("format the flash"), "{why}");
+    }
+}
+
+/// Names that find no room are kept when there is some, though no other application comes.
+#[test]
+fn names_that_could_not_be_kept_are_kept_later() {
+    let mut site = Site::new(4 << 20, Some(16 << 20));
+    site.disk.is_full = true;
+    site.fill(0, 300);
+    site.maintenance.wake();
+    site.rest();
+    site.disk.is_full = false;
+    site.now.mono = site.now.mono + Nanos::from_secs(1);
+    site.maintenance.wake();
+    site.rest();
+    assert_eq!(site.disk.names, [b"a0", b"a1", b"a2"]);
 }
 
 /// Thousands of changes come quicker than memory follows: one that was overtaken is not carried out, or what is resident

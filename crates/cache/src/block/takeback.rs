@@ -95,7 +95,7 @@ impl LogThread {
     ///
     /// # Errors
     /// In words: it stays given up.
-    fn take_back(&mut self) -> Result<(), String> {
+    pub(super) fn take_back(&mut self) -> Result<(), String> {
         let cache = self.cache().clone();
         let Some(superblock) = self.given_up() else { return Err("it is in use".to_owned()) };
         if self.is_busy() || cache.shards.iter().any(|cell| !locked(cell).shard.is_idle()) {
@@ -115,6 +115,8 @@ impl LogThread {
                 format!("{e} still: replace it, format it and start the daemon again")
             }
         })?;
+        // I/O that has ended may have asked once more that it be given up, and this thread has not heard of it.
+        locked(&cache.log_inbox).mail.resumed();
         let maps = cache.region.empty_maps(log.superblock(), cache.placing, cache.config.making());
         let mut out = Out::default();
         let mut begun = true;

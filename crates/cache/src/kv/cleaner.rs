@@ -63,10 +63,21 @@ impl Disk<'_> {
 
 impl StateIo for Disk<'_> {
     fn keep_names(&mut self, names: &[Vec<u8>]) {
-        if let Err(error) = self.keep(APPLICATIONS, serde_json::to_vec(names)) {
+        self.try_keep_names(names);
+    }
+
+    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+        let kept = self.keep(APPLICATIONS, serde_json::to_vec(names));
+        if let Err(error) = &kept {
             let name = APPLICATIONS;
-            tracing::warn!(%error, name, "could not be written; the next start does without");
+            tracing::warn!(
+                %error,
+                name,
+                "could not be written: until it is, a start does not know whose records of new applications are. Make room in the \
+                 data directory"
+            );
         }
+        kept.is_ok()
     }
 
     fn keep_budget(&mut self, state: BudgetState) {

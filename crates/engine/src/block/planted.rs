@@ -138,6 +138,18 @@ faults! {
     StopBelievesStores,
     /// A flush of a store counts as if it had begun when it ended.
     FlushNumberedLate,
+    /// A flush counts though its store may have lost writes that are in the cache still.
+    LossNotAwaited,
+    /// A flush counts though what a start must know of its store is not durable.
+    NotesNotAwaited,
+    /// The memory of the maps stays the run's when the cache is given up.
+    GivenUpOwned,
+    /// The superblock on the device keeps its volumes when the cache is given up, and counts as if it did not.
+    GivenUpOnDevice,
+    /// Lines that are moved are not charged to the write budget.
+    CopyNotCharged,
+    /// A line that is overwritten in part is not charged to the write budget.
+    MergeNotCharged,
 }
 
 /// The fault that is planted in what is called with it; none by default.

@@ -47,7 +47,7 @@ pub(crate) struct Device {
     pub(crate) table: Option<(Layout, u64)>,
     /// A volume that comes without its lines, while the superblock is written that has it.
     pub(crate) coming: Option<Coming>,
-    /// Bytes that were written, by whomever.
+    /// Bytes that were written, by whomever, or that were to be and have failed.
     written: u64,
     /// Who is charged for them.
     account: Option<Account>,
@@ -62,7 +62,7 @@ pub(crate) struct Coming {
     pub(crate) placing: Placing,
 }
 
-/// What a process was charged since it began, and what it has written.
+/// What a process was charged since it began, and what it has written or failed to write.
 struct Account {
     purse: Purse,
     /// Bytes charged and bytes written before.
@@ -131,7 +131,25 @@ impl Device {
         for (i, content) in sectors.iter().enumerate() {
             if self.rng.chance(0.5) {
                 self.write(at + (i * SECTOR) as u64, &[*content]);
+            } else {
+                self.not_written(SECTOR as u64);
             }
+        }
+    }
+
+    /// So many bytes were charged, and nothing comes of them.
+    pub(crate) fn not_written(&mut self, bytes: u64) {
+        self.written += bytes;
+    }
+
+    /// All that is charged was written, has failed, or is under way, of which there are so many bytes.
+    pub(crate) fn check_charged(&mut self, under_way: u64) {
+        let Some(Account { purse, before }) = &self.account else { return };
+        let (charged, written) = (purse.spent() - before.0, self.written - before.1);
+        if charged != written + under_way && self.complaint.is_none() {
+            self.complaint = Some(format!(
+                "{charged} bytes are charged, {written} written, and {under_way} under way"
+            ));
         }
     }
 
@@ -327,7 +345,7 @@ impl LogIo for Io {
         match outcome {
             Ok(()) => device.write(at, &sectors),
             // Of a process that is gone nothing is written, but what it was at.
-            Err(_) if device.dead || gone => {}
+            Err(_) if device.dead || gone => device.not_written(bytes.len() as u64),
             Err(_) => device.write_torn(at, &sectors),
         }
         drop(device);

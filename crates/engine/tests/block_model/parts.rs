@@ -116,6 +116,11 @@ pub(crate) struct Seen {
     pub(crate) given_up_lines: u64,
     /// Power cuts while records waited and volumes had no bit.
     pub(crate) behind: u64,
+    /// Notes that the cache was given up that could not be made, ends of runs in which nothing said it, and starts that were refused for
+    /// want of such a note.
+    pub(crate) unnoted: u64,
+    pub(crate) unsaid: u64,
+    pub(crate) refused_starts: u64,
 }
 
 impl Seen {
@@ -126,15 +131,15 @@ impl Seen {
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
             voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops
-            grown moved kills_in_stop full_batches slow_writes rests given_up_lines behind);
+            grown moved kills_in_stop full_batches slow_writes rests given_up_lines behind
+            unnoted unsaid refused_starts);
     }
 
     /// What a start may lose lines by.
-    pub(crate) fn losses(&self) -> [u64; 5] {
-        let Seen {
-            rotten_maps, short_logs, failed_starts, kills_in_start, changed_between, ..
-        } = *self;
-        [rotten_maps, short_logs, failed_starts, kills_in_start, changed_between]
+    pub(crate) fn losses(&self) -> [u64; 6] {
+        let Seen { rotten_maps, short_logs, failed_starts, kills_in_start, .. } = *self;
+        let Seen { changed_between, refused_starts, .. } = *self;
+        [rotten_maps, short_logs, failed_starts, kills_in_start, changed_between, refused_starts]
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -211,6 +216,8 @@ impl Seen {
             self.slow_writes,
             self.rests,
             self.behind,
+            self.unnoted,
+            self.refused_starts,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");

@@ -553,7 +553,10 @@ impl World {
                 }
                 Event::Copy(_, from, to, lines) => match self.doing[at].read.take() {
                     Some(bytes) => self.write_flash(shard, to, bytes),
-                    None if self.device.borrow_mut().fails() => Err(FlashError::Device),
+                    None if self.device.borrow_mut().fails() => {
+                        self.device.borrow_mut().not_written(u64::from(lines) * LINE);
+                        Err(FlashError::Device)
+                    }
                     None => {
                         // First it reads; what else happens may come in between.
                         let (from, sectors) =
@@ -569,7 +572,10 @@ impl World {
                         let written = self.write_flash(shard, merge.to, after);
                         written.map(|after| [before, after].concat())
                     }
-                    None if self.device.borrow_mut().fails() => Err(FlashError::Device),
+                    None if self.device.borrow_mut().fails() => {
+                        self.device.borrow_mut().not_written(LINE);
+                        Err(FlashError::Device)
+                    }
                     None => {
                         let from = self.flash_at(shard, merge.from);
                         let bytes = self.device.borrow().read(from, PER_LINE as usize);
@@ -682,11 +688,14 @@ impl World {
         let to = self.flash_at(shard, slot);
         let lines = bytes.len() as u32 / PER_LINE as u32;
         if self.finds_no_space() {
+            self.device.borrow_mut().not_written(u64::from(lines) * LINE);
             return Err(FlashError::NoSpace);
         }
         if self.device.borrow_mut().fails() {
-            if !self.device.borrow().dead {
-                self.device.borrow_mut().write_torn(to, &bytes);
+            let mut device = self.device.borrow_mut();
+            match device.dead {
+                true => device.not_written(u64::from(lines) * LINE),
+                false => device.write_torn(to, &bytes),
             }
             return Err(FlashError::Device);
         }
@@ -735,6 +744,7 @@ impl World {
 
     fn count(&mut self) {
         self.seen.holes += std::mem::take(&mut self.device.borrow_mut().holes);
+        self.seen.unnoted += self.validity.refused.take();
         self.seen.stayed += self.shares.stayed.get();
         self.seen.at_ceiling += self.shares.at_ceiling.get();
         for shard in &self.shards {
@@ -850,6 +860,8 @@ impl World {
             if self.rng.chance(0.5) { self.kill() } else { self.power_cut() }
         }
         self.check_read_segments();
+        self.check_notes();
+        self.check_charged();
         let complaint = self.device.borrow_mut().complaint.take();
         if let Some(why) = self.error.take().or(complaint) {
             return Err(why);

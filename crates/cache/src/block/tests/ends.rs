@@ -152,6 +152,22 @@ impl Drop for Ends<'_> {
     }
 }
 
+/// Its device fails once more, and the log's thread has not heard of that when it takes the cache back.
+#[test]
+fn a_cache_that_is_taken_back_is_not_given_up_for_what_was_before() {
+    let bench = bench(&[8 << 20], 32 << 20, SHAPE);
+    give_up(&bench.cache);
+    let taken_back = bench.cache.on_log(|log| {
+        let cache = log.cache().clone();
+        locked(&cache.log_inbox).mail.give_up(cache.now(), "it failed before".into());
+        log.take_back()
+    });
+    taken_back.unwrap().unwrap();
+    // It has had another turn.
+    bench.cache.on_log(|_| ()).unwrap();
+    assert!(bench.cache.is_enabled(), "{:?}", bench.cache.why_given_up());
+}
+
 /// It is given up and taken back again and again while a client writes and reads: what was changed past it is never answered as
 /// it was before, then and after a start from memory and from the device.
 #[test]

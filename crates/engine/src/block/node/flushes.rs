@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::planted::Planted;
+use crate::block::planted::{Fault, Planted};
 
 /// Numbers of one store's flushes; they only grow. A flush that begins when it has number N covers what had ended before N was
 /// wanted.
@@ -73,13 +73,20 @@ pub trait Flushed {
     fn settled(&self) -> u64 {
         u64::MAX
     }
+    /// A planted fault.
+    fn fault(&self) -> Fault {
+        Fault::default()
+    }
 }
 
 /// Whether a flush that a store has `answered` well has made everything durable that it had answered before. What is used after a
 /// power cut because it is durable must be known by then for what was written last; and a store that may have lost writes has not
 /// made them durable, until they are out of the cache.
 pub fn has_made_durable(answered: bool, store: &impl Flushed) -> bool {
-    answered && store.keep_notes() && store.settled() >= store.losses()
+    let fault = store.fault();
+    answered
+        && (store.keep_notes() || fault.is(Planted::NotesNotAwaited))
+        && (store.settled() >= store.losses() || fault.is(Planted::LossNotAwaited))
 }
 
 /// Regions that wait for a flush of their store. A store is known by a number, such as its volume's first byte.

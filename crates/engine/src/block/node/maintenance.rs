@@ -242,6 +242,11 @@ impl Maintenance {
         self.log.as_ref().map_or(0, |log| log.regions_set())
     }
 
+    /// Whether a region has its bit.
+    pub fn is_set(&self, region: u32) -> bool {
+        self.log.as_ref().is_some_and(|log| log.is_set(region))
+    }
+
     /// Whether fills, copies or loads are under way.
     pub fn is_busy(&self) -> bool {
         self.under_way > 0
@@ -322,7 +327,9 @@ impl Maintenance {
             self.under_way += fills.len() + copies.len() + loads.len();
             let line = self.superblock().map_or(0, |sb| sb.layout.line);
             fills.iter().for_each(|fill| io.lines(fill.lines, line));
-            copies.iter().for_each(|copying| io.lines(copying.lines, line));
+            if !self.planted(Planted::CopyNotCharged) {
+                copies.iter().for_each(|copying| io.lines(copying.lines, line));
+            }
             fills.into_iter().for_each(|fill| fx.fill(fill));
             loads.into_iter().for_each(|load| fx.load(load));
             copies.into_iter().for_each(|copying| fx.copy(copying));
@@ -574,9 +581,12 @@ impl Maintenance {
         }
         if !self.planted(Planted::GivenUpValid) {
             let noted = fx.note_given_up(log.superblock());
-            fx.disown();
+            if !self.planted(Planted::GivenUpOwned) {
+                fx.disown();
+            }
             // If the device takes it after all, nothing else is needed.
-            let said = log.update(io, |sb| sb.volumes.clear()).is_ok();
+            let said = self.planted(Planted::GivenUpOnDevice)
+                || log.update(io, |sb| sb.volumes.clear()).is_ok();
             self.unnoted = (!noted && !said).then_some(now + self.pace.tick);
         }
         log.end_recording();

@@ -31,8 +31,7 @@ use super::ranged::{self, Discard, Progress};
 use super::readahead::{self, ReadAhead, Streams};
 use crate::block::address::Placing;
 use crate::block::api::{GROUP_LINES, IoFailed, LineId, OpId, Part, PartKind, Sum, Verdict};
-#[cfg(feature = "planted")]
-use crate::block::planted::Planted;
+use crate::block::planted::{Fault, Planted};
 pub use node::Node;
 use node::{Judging, allowed};
 
@@ -181,6 +180,7 @@ pub struct Queue<H: Host> {
     parts: Vec<(u64, u32)>,
     verdicts: Vec<Verdict>,
     kinds: Vec<BlockKind>,
+    fault: Fault,
 }
 
 impl<H: Host> Queue<H> {
@@ -200,6 +200,7 @@ impl<H: Host> Queue<H> {
             parts: Vec::new(),
             verdicts: Vec::new(),
             kinds: Vec::new(),
+            fault: Fault::default(),
         }
     }
 
@@ -214,6 +215,7 @@ impl<H: Host> Queue<H> {
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Planted) {
         self.streams.plant(fault);
+        self.fault = Fault::of(Some(fault));
     }
 
     /// Operations that have begun and not ended: clients', and what is read ahead.
@@ -633,7 +635,9 @@ impl<H: Host> Queue<H> {
                 fx.flash_write(io, slot, lines, bytes);
             }
             Message::Merge { io, merge, bytes } => {
-                self.charge(node, now, 1);
+                if !self.fault.is(Planted::MergeNotCharged) {
+                    self.charge(node, now, 1);
+                }
                 fx.merge(io, merge, bytes);
             }
             Message::Load(Load { shard, io, page }) => fx.load(ShardIo { shard, io }, page),

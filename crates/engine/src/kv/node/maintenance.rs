@@ -29,6 +29,11 @@ use crate::kv::resize::Resizable;
 pub trait StateIo {
     /// Keeps which number stands for which application, by number from 1 on, before a record on flash bears a new one.
     fn keep_names(&mut self, names: &[Vec<u8>]);
+    /// The same. Returns false if they are not on disk then: they are kept again.
+    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+        self.keep_names(names);
+        true
+    }
     /// Keeps what the write budget must remember over a kill, before what it speaks of is written.
     fn keep_budget(&mut self, state: BudgetState);
 }
@@ -267,11 +272,13 @@ fn names_known<L: LockKind, M>(node: &Node<L, M>) -> usize {
     node.names_known.load(std::sync::atomic::Ordering::Acquire)
 }
 
-/// How many names there are now that they are kept, the default's included.
-fn keep_names<L: LockKind, M: ObjectMemory>(node: &Node<L, M>, io: &mut impl StateIo) -> usize {
+/// How many names there are now that they are kept, the default's included. `None` if they could not be.
+fn keep_names<L: LockKind, M: ObjectMemory>(
+    node: &Node<L, M>,
+    io: &mut impl StateIo,
+) -> Option<usize> {
     let names = node.names();
-    io.keep_names(&names);
-    names.len() + 1
+    io.try_keep_names(&names).then_some(names.len() + 1)
 }
 
 impl Following {
@@ -391,7 +398,7 @@ where
     fn names_known(&mut self) -> usize {
         names_known(self.node)
     }
-    fn keep_names(&mut self) -> usize {
+    fn keep_names(&mut self) -> Option<usize> {
         keep_names(self.node, self.io)
     }
     fn keep_budget(&mut self, now: Now, segments: u64) {

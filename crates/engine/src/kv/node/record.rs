@@ -105,8 +105,9 @@ impl<A: Around> Around for Noting<'_, A> {
     fn names_known(&mut self) -> usize {
         self.ask(NAMES_KNOWN, &[], A::names_known, |n| n as u64)
     }
-    fn keep_names(&mut self) -> usize {
-        self.ask(KEEP_NAMES, &[], A::keep_names, |n| n as u64)
+    fn keep_names(&mut self) -> Option<usize> {
+        // (The default is always known.)
+        self.ask(KEEP_NAMES, &[], A::keep_names, |n| n.map_or(0, |n| n as u64))
     }
     fn keep_budget(&mut self, now: Now, segments: u64) {
         self.heard.note(KEEP_BUDGET, &[segments]);
@@ -246,7 +247,7 @@ impl RecordedSchedule {
     }
 
     /// See [`Schedule::keep_names`]. Behind the end of a record.
-    pub(super) fn keep_names(&mut self, known: usize, keep: impl FnOnce() -> usize) {
+    pub(super) fn keep_names(&mut self, known: usize, keep: impl FnOnce() -> Option<usize>) {
         self.schedule.keep_names(known, keep);
     }
 }
@@ -298,8 +299,8 @@ impl Around for Told<'_> {
     fn names_known(&mut self) -> usize {
         self.next() as usize
     }
-    fn keep_names(&mut self) -> usize {
-        self.next() as usize
+    fn keep_names(&mut self) -> Option<usize> {
+        Some(self.next() as usize).filter(|&n| n > 0)
     }
     fn keep_budget(&mut self, _: Now, _: u64) {}
     fn step(&mut self, _: Now) -> Stepped {

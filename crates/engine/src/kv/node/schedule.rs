@@ -42,8 +42,8 @@ pub(super) trait Around: Trained {
     fn crawled(&mut self);
     /// How many applications are known, the default included.
     fn names_known(&mut self) -> usize;
-    /// Keeps their names on disk; how many are known by now.
-    fn keep_names(&mut self) -> usize;
+    /// Keeps their names on disk; how many are known by now. `None` if they could not be kept.
+    fn keep_names(&mut self) -> Option<usize>;
     /// What the write budget must remember is on disk, before so many segments more are written.
     fn keep_budget(&mut self, now: Now, segments: u64);
     /// One step of the log.
@@ -69,6 +69,8 @@ pub(super) struct Schedule {
     flash: bool,
     /// How many applications are known on disk, the default included.
     names_kept: usize,
+    /// Names that could not be kept are kept again from then on.
+    names_again: Nanos,
     degraded: bool,
     expiring: Expiring,
     training: Training,
@@ -90,6 +92,7 @@ impl Schedule {
         Schedule {
             flash,
             names_kept,
+            names_again: Nanos::ZERO,
             degraded: false,
             expiring: Expiring::default(),
             training: Training::new(seed),
@@ -164,18 +167,30 @@ impl Schedule {
     }
 
     /// `known` applications are known, and `keep` keeps their names on disk and says how many are known by then. Records on flash bear
-    /// numbers of applications, and must not outlive what they mean.
-    pub(super) fn keep_names(&mut self, known: usize, keep: impl FnOnce() -> usize) {
-        if self.names_kept != known {
-            self.names_kept = keep();
+    /// numbers of applications, and must not outlive what they mean. Returns false if they could not be kept.
+    pub(super) fn keep_names(
+        &mut self,
+        known: usize,
+        keep: impl FnOnce() -> Option<usize>,
+    ) -> bool {
+        if self.names_kept == known {
+            return true;
         }
+        let kept = keep();
+        self.names_kept = kept.unwrap_or(self.names_kept);
+        kept.is_some()
     }
 
     /// One step towards the room that shards want. Returns whether there may be more to do.
     fn make_room(&mut self, now: Now, around: &mut impl Around) -> bool {
         let more = if self.flash {
-            let known = around.names_known();
-            self.keep_names(known, || around.keep_names());
+            // (A directory that is full stays so for longer than a step.)
+            if now.mono >= self.names_again {
+                let known = around.names_known();
+                if !self.keep_names(known, || around.keep_names()) {
+                    self.names_again = now.mono + EVERY;
+                }
+            }
             around.keep_budget(now, SEGMENTS_OF_A_STEP);
             let stepped = around.step(now);
             if std::mem::replace(&mut self.degraded, stepped.degraded) != stepped.degraded {

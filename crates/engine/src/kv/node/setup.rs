@@ -10,6 +10,10 @@ use crate::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, Sh
 
 /// How long a flash that fails every write is left alone.
 const RETRY_AFTER: Nanos = Nanos::from_secs(5);
+/// What a run says that is to begin where there are no CAS uniques left.
+const CAS_LEFT: &str = "so low that every shard has some left: each start takes 2^48 of 2^64, and this flash, or memory file, has had \
+                        too many; format the flash, or remove the file";
+
 /// The settings of a cache, beside the sizes that a [`Plan`] divides.
 #[derive(Clone, Debug)]
 pub struct Cache {
@@ -81,7 +85,7 @@ pub fn budget_rate(
 /// All that shards and log are built from, as a record states it: what is recorded is what runs.
 ///
 /// # Errors
-/// A write budget that cannot be.
+/// A write budget that cannot be, and a start for which no CAS uniques are left.
 pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, SetupError> {
     // Without flash nothing is admitted anywhere, and no policy needs its tables.
     let admission = if start.flash.segments == 0 {
@@ -92,6 +96,12 @@ pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, 
         admission.first_fill &= cache.budget.first_fill;
         admission
     };
+    // None is ever given out twice.
+    let cas = (plan.shards as u64) << start.cas_bits;
+    if start.cas_base.checked_add(cas).is_none() {
+        let (what, value) = ("the first CAS unique", start.cas_base);
+        return Err(SetupError::Value { what, value, must: CAS_LEFT });
+    }
     let budget_rate = match start.log {
         Some(log) => {
             let capacity = ByteSize(start.flash.capacity());

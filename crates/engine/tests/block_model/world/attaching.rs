@@ -141,8 +141,9 @@ impl World {
         match step {
             Step::Clients | Step::Hold if self.is_used(working.volume) => return true,
             Step::Store if self.rng.chance(0.1) => return false,
+            // It is asked again.
+            Step::Store if !self.flush_now() => return true,
             Step::Store => {
-                self.store_is_durable();
                 self.volumes[working.volume].owed.clear();
             }
             Step::Bits { first, last } => {

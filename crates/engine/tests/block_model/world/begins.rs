@@ -10,7 +10,7 @@ use larder_base::{Killed, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
-use larder_engine::block::node::start::{Left, Notes, Setup, Started, start, take_back};
+use larder_engine::block::node::start::{Left, Notes, Refused, Setup, Started, start, take_back};
 use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{BlockConfig, BlockLimits, BlockShard, Fault, LogStats, Regions};
 use larder_format::Uuid;
@@ -28,17 +28,36 @@ pub(super) struct Survived {
 }
 
 /// The note that the cache must not be used.
-struct Note(Rc<Cell<bool>>);
+struct Note {
+    is_there: Rc<Cell<bool>>,
+    /// It cannot be made.
+    fails: bool,
+}
 
 impl Notes for Note {
     fn given_up(&mut self) -> Result<(), String> {
-        self.0.set(true);
+        if self.fails {
+            return Err("a fault".to_owned());
+        }
+        self.is_there.set(true);
         Ok(())
     }
 
     fn forget(&mut self) {
-        self.0.set(false);
+        self.is_there.set(false);
     }
+}
+
+/// What of a start goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Begins,
+    /// The device may fail.
+    Fails,
+    /// The same, and that cannot be noted.
+    Refused,
+    /// It is cut off.
+    Killed,
 }
 
 /// Memory that is still there when who uses it is gone.
@@ -101,12 +120,22 @@ impl World {
     pub(super) fn begin(&mut self, survived: Option<Survived>) {
         let mut survived = survived;
         for left in (0..4).rev() {
-            let doomed =
-                left > 0 && self.rng.chance(if self.validity.barred.get() { 0.8 } else { 0.15 });
-            match self.start(survived.take(), doomed) {
+            let killed = if self.validity.barred.get() { 0.8 } else { 0.15 };
+            let fate = if left > 0 && self.rng.chance(killed) {
+                Fate::Killed
+            } else if !self.rng.chance(0.06) {
+                Fate::Begins
+            } else if left > 0 && self.rng.chance(0.3) {
+                Fate::Refused
+            } else {
+                Fate::Fails
+            };
+            match self.start(survived.take(), fate) {
                 Ok(()) => break,
                 Err(memory) => {
-                    self.seen.kills_in_start += 1;
+                    let killed = fate == Fate::Killed;
+                    self.seen.kills_in_start += u64::from(killed);
+                    self.seen.refused_starts += u64::from(!killed);
                     self.script.push(format!("{} a start is cut off", self.time));
                     if self.rng.chance(0.5) {
                         survived = Some(memory);
@@ -136,8 +165,9 @@ impl World {
     }
 
     /// # Errors
-    /// What memory has when the start is cut off.
-    fn start(&mut self, survived: Option<Survived>, doomed: bool) -> Result<(), Survived> {
+    /// What memory has when the start is cut off, or refused.
+    fn start(&mut self, survived: Option<Survived>, fate: Fate) -> Result<(), Survived> {
+        let doomed = fate == Fate::Killed;
         self.begin_limits();
         let sb = self.superblock();
         self.seen.voided += u64::from(self.validity.barred.get());
@@ -155,7 +185,7 @@ impl World {
             Survived { header: Words::heap(HEADER_WORDS), words }
         });
         let mut lasting = None;
-        if doomed {
+        if doomed || fate == Fate::Refused {
             let memory = Lasting::of(&header, &words);
             (header, words) = memory.words();
             lasting = Some(memory);
@@ -171,7 +201,7 @@ impl World {
         } else if doomed {
             let mut device = self.device.borrow_mut();
             (device.fuse, device.unwinds) = (self.rng.below(8), true);
-        } else if self.rng.chance(0.04) {
+        } else if fate != Fate::Begins {
             let mut device = self.device.borrow_mut();
             (device.fails_in, device.dies) = (Some(self.rng.below(12)), self.rng.chance(0.5));
         }
@@ -188,7 +218,8 @@ impl World {
         let void = self.validity.barred.get();
         let voided = void.then_some("it was given up");
         let left = Left { superblock: sb, voided, memory: &mut memory, words };
-        let (mut io, mut note) = (self.io(), Note(self.validity.barred.clone()));
+        let is_there = self.validity.barred.clone();
+        let (mut io, mut note) = (self.io(), Note { is_there, fails: fate == Fate::Refused });
         let started =
             catch_unwind(AssertUnwindSafe(|| start(left, &comers, &setup, &mut io, &mut note)));
         let mut device = self.device.borrow_mut();
@@ -197,7 +228,10 @@ impl World {
         drop(device);
         self.fuse.store(u64::MAX, Ordering::Relaxed);
         let started = match (started, &lasting) {
-            (Ok(started), _) => started.expect("no start of these is refused"),
+            (Ok(Err(Refused::NotNoted { .. })), Some(lasting)) if !doomed => {
+                return Err(lasting.survived());
+            }
+            (Ok(started), _) => started.expect("no other start is refused"),
             (Err(payload), Some(lasting)) if payload.is::<Killed>() => {
                 return Err(lasting.survived());
             }
@@ -301,8 +335,10 @@ impl World {
         if let Some(machine) = &mut self.maintenance {
             machine.resume(RecordedLog::new(log));
         }
+        self.work.give_up = None;
         self.validity.enabled.set(true);
         self.validity.barred.set(false);
+        self.validity.asked.set(false);
         self.rotten.clear();
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();

@@ -1,5 +1,6 @@
 //! What must hold at any moment; rot; what the backing store forgets.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder_base::Rng;
@@ -18,6 +19,8 @@ impl World {
     pub(super) fn put_backing(&mut self, sector: u64, value: u64) {
         let before = self.backing.insert(sector, value).unwrap_or(0);
         self.volatile.entry(sector).or_insert(before);
+        let region = (sector / self.per_region()) as u32;
+        self.flushing.changed(sector, region);
     }
 
     /// From now on the backing store's bytes are the only answer.
@@ -30,10 +33,11 @@ impl World {
         }
     }
 
-    /// The backing store has lost its power too: each change that was not flushed is there or not.
+    /// The backing store has lost its power too: each change that was not flushed is there or not. (Of a process that is killed alone
+    /// the store has what it had: it does not know what was lost before; docs/nbd.md.)
     pub(super) fn backing_loses(&mut self) {
         for (sector, durable) in std::mem::take(&mut self.volatile) {
-            if self.rng.chance(0.5) {
+            if self.flushing.has_lost(sector) || self.rng.chance(0.5) {
                 self.backing.insert(sector, durable);
             }
         }
@@ -47,19 +51,16 @@ impl World {
         self.backing_is_true();
     }
 
-    /// The same for sectors `from..to`, while everything goes on; nothing of them is under way at the backing store. Who reads
-    /// there or writes meanwhile may find either.
-    pub(super) fn stretch_loses(&mut self, from: u64, to: u64) {
-        let lost: Vec<(u64, u64)> = self.volatile.range(from..to).map(|(&s, &v)| (s, v)).collect();
+    /// The same for sectors that have what they had before from now on, while everything goes on; nothing of them is under way at
+    /// the backing store. Who reads there or writes meanwhile may find either.
+    pub(super) fn stretch_loses(&mut self, lost: BTreeMap<u64, u64>) {
         for (sector, durable) in lost {
             self.volatile.remove(&sector);
-            if self.rng.chance(0.5) {
-                self.seen.forgotten += 1;
-                self.backing.insert(sector, durable);
-                let truth = self.truth.entry(sector).or_default();
-                truth.settled = [durable].into();
-                truth.acked.push((self.time, durable));
-            }
+            self.seen.forgotten += 1;
+            self.backing.insert(sector, durable);
+            let truth = self.truth.entry(sector).or_default();
+            truth.settled = [durable].into();
+            truth.acked.push((self.time, durable));
         }
     }
 

@@ -66,6 +66,11 @@ impl World {
         device.blown = false;
         device.fuse = u64::MAX;
         drop(device);
+        if !self.is_enabled() && !self.says_given_up(&self.superblock()) {
+            // It could be noted nowhere. The operator is told to format the device before anybody starts with it.
+            self.seen.unsaid += 1;
+            self.format();
+        }
         // What was written before is made durable before anything of it is cached.
         self.volatile.clear();
         self.between_runs();
@@ -154,7 +159,9 @@ impl World {
         }
         self.script.push(format!("{} taken back", self.time));
         self.device.borrow_mut().dead = false;
-        self.store_is_durable();
+        if !self.flush_now() {
+            return Ok(());
+        }
         let taken = self.begin_anew()?;
         self.seen.taken_back += u64::from(taken);
         if taken { self.check_map() } else { Ok(()) }

@@ -14,6 +14,7 @@ use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, MapLog, MapRecord, OpId, SlotId, Sum, TableChange};
 use larder_format::block::BlockSuperblock;
 use larder_format::block::log::Held;
+use larder_format::block::superblock::{COPY_BYTES, choose};
 use larder_policy::block::VolumeId;
 
 use super::limited::Charging;
@@ -134,6 +135,10 @@ pub(super) struct Validity {
     pub(super) enabled: Rc<Cell<bool>>,
     /// It is noted, beside the device, that the map on it must not be used again.
     pub(super) barred: Rc<Cell<bool>>,
+    /// Maintenance has had that noted, or tried to, since the cache was used last or its turn began.
+    pub(super) asked: Rc<Cell<bool>>,
+    /// How often it could not be noted.
+    pub(super) refused: Rc<Cell<u64>>,
 }
 
 /// What the stores of volumes that are served are known by, by name.
@@ -164,10 +169,17 @@ impl Effects<Bytes> for Begun {
         self.flushes.push(number);
     }
     fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
-        if !self.device.borrow().blown {
-            self.validity.barred.set(true);
+        let Validity { barred, asked, refused, .. } = &self.validity;
+        let mut device = self.device.borrow_mut();
+        asked.set(true);
+        if device.blown {
+            return true;
         }
-        true
+        // (What is not noted is tried again.)
+        let fails = device.rng.chance(0.3);
+        refused.set(refused.get() + u64::from(fails));
+        barred.set(barred.get() || !fails);
+        !fails
     }
     fn disown(&mut self) {
         if !self.device.borrow().blown {
@@ -179,10 +191,12 @@ impl Effects<Bytes> for Begun {
         if device.blown {
             return;
         }
-        if !self.validity.barred.get() {
-            // Changes go on without bits from here on: after a kill the map would be believed.
+        // Changes go on without bits from here on: after a kill the map would be believed.
+        if !self.validity.asked.get() {
             device.complaint =
                 Some("the cache is given up before that is noted, or without".to_owned());
+        } else if self.memory.borrow().snapshot().load(0) != 0 {
+            device.complaint = Some("the cache is given up, and memory is the run's".to_owned());
         }
         self.validity.enabled.set(false);
     }
@@ -198,6 +212,7 @@ impl World {
         let sweep = if self.rng.chance(0.5) { Nanos::ZERO } else { Pace::default().sweep };
         let pace = Pace { sweep, ..self.habits.pace() };
         self.validity.enabled.set(log.is_some());
+        self.validity.asked.set(false);
         let machine = Maintenance::new(pace, log.map(RecordedLog::new), superblock);
         #[allow(unused_mut, reason = "faults are planted with a feature")]
         let mut machine = machine;
@@ -206,6 +221,24 @@ impl World {
             machine.plant(fault);
         }
         self.maintenance = Some(machine);
+    }
+
+    /// Whether a start knows that the cache was given up.
+    pub(super) fn says_given_up(&self, superblock: &BlockSuperblock) -> bool {
+        self.validity.barred.get() || superblock.volumes.is_empty()
+    }
+
+    /// Behind a turn of maintenance: a start knows that the cache was given up, or that was tried again.
+    fn check_given_up(&mut self) {
+        if self.is_enabled() || self.device.borrow().blown || self.validity.asked.get() {
+            return;
+        }
+        let copy =
+            |n: usize| self.device.borrow().durable_bytes((n * COPY_BYTES) as u64, COPY_BYTES);
+        let found = choose(&copy(0), &copy(1));
+        if found.is_ok_and(|sb| !self.says_given_up(&sb)) {
+            self.fail("the cache was given up, and nothing says so to a start".to_owned());
+        }
     }
 
     /// Whether the cache is in use.
@@ -263,10 +296,12 @@ impl World {
             work = std::mem::take(&mut self.work);
         }
         self.seen.given_up += u64::from(work.give_up.is_some() && self.is_enabled());
+        self.validity.asked.set(false);
         let turn = self.maintain(|m, now, shards, io, fx| {
             m.take(now, work, shards, io, fx);
             m.turn(now, shards, io, fx)
         });
+        self.check_given_up();
         let after = self.maintenance.as_ref()?.stats();
         let cleared = after.intents_cleared - before.intents_cleared;
         self.seen.snapshots += after.snapshots - before.snapshots;

@@ -9,7 +9,7 @@ use larder_policy::budget::{KeptBudget, WriteBudget, WriteBudgetConfig, YEAR_SEC
 
 use super::{FAILURES, LINE, World};
 use crate::device::Io;
-use crate::parts::Purse;
+use crate::parts::{Event, Purse};
 
 /// The device for the time of a call, and who is charged.
 pub(super) type Charging = Charged<Io, Purse>;
@@ -38,6 +38,22 @@ impl World {
         self.purse.begin(limits);
         let charged = self.budgeted.then(|| self.purse.clone());
         self.device.borrow_mut().charges(charged);
+    }
+
+    /// Every byte that is written is charged, and nothing else.
+    pub(super) fn check_charged(&self) {
+        let bytes = |event: &Event| match event {
+            Event::FlashWrite(_, _, bytes) => u64::from(bytes.lines().1) * LINE,
+            Event::Copy(.., lines) => u64::from(*lines) * LINE,
+            Event::Merge(..) => LINE,
+            Event::FlashRead(..)
+            | Event::Load(..)
+            | Event::BackingRead(..)
+            | Event::BackingChange(..) => 0,
+        };
+        let under_way = self.doing.iter().filter(|d| d.landed.is_none());
+        let under_way = under_way.map(|d| bytes(&d.event)).sum();
+        self.device.borrow_mut().check_charged(under_way);
     }
 
     /// Whether the file system has no room for lines.

@@ -27,11 +27,11 @@ impl World {
 
     /// An operator drops what is cached of a stretch.
     pub(super) fn begin_drop(&mut self) {
-        self.begin_dropping(false);
+        let part = self.any_part();
+        self.begin_dropping(part, false);
     }
 
-    fn begin_dropping(&mut self, forgets: bool) {
-        let (first, len) = self.any_part();
+    fn begin_dropping(&mut self, (first, len): (u64, u64), forgets: bool) {
         let op = operators(OpId(self.next_op));
         self.next_op += 1;
         self.seen.drops += 1;
@@ -50,10 +50,16 @@ impl World {
     }
 
     /// The backing store forgets what was not flushed, of a stretch: a server that was killed and started anew. What is cached of
-    /// it is dropped before any client hears of it.
+    /// it is dropped before any client hears of it; at times it takes a while until somebody looks.
     pub(super) fn begin_forgetting(&mut self) {
-        self.begins_to_forget();
-        self.begin_dropping(true);
+        let (first, len) = self.any_part();
+        self.begins_to_forget(first, first + len);
+        if self.rng.chance(0.5) {
+            self.spell();
+        }
+        if !self.device.borrow().blown {
+            self.begin_dropping((first, len), true);
+        }
     }
 
     /// What an operation asks for next, beside lines that it was given and turns of its own.
@@ -99,10 +105,8 @@ impl World {
                 }
                 Ask::Do(Step::InForce) => {
                     self.seen.distrusted += operation.dropped();
-                    // Behind the drop: a process that is killed between the two does not know of it (docs/nbd.md).
-                    self.has_forgotten();
                     let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
-                    self.stretch_loses(at, at + len);
+                    self.has_forgotten(at, at + len);
                     operation.done();
                 }
                 _ => break,

@@ -91,6 +91,11 @@ impl<B> Inbox<B> {
         self.wants(now)
     }
 
+    /// The cache is used again that was given up: why it was to be given up before does not matter any more.
+    pub fn resumed(&mut self) {
+        self.work.give_up = None;
+    }
+
     fn wants(&mut self, at: Nanos) -> bool {
         let due = self.due.map_or(at, |due| due.min(at));
         self.due = Some(due);
