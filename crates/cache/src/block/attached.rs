@@ -166,7 +166,7 @@ impl Attached {
         let fail = |reason: String| CacheError::Volume { name: volume.name().to_owned(), reason };
         let session = volume.backing().session().map_err(|e| fail(e.to_string()))?;
         let session = Alone::new(session).map_err(|e| fail(format!("a session's poll: {e}")))?;
-        let admission = setup::admission(&config.admission, &layout, record.bytes, superblock.key)?;
+        let admission = setup::admission(&config.admission, superblock, record.bytes)?;
         let detector = setup::detector(&admission, record.bytes).map(Mutex::new);
         let share = config.rules.share(volume.name());
         let share = ShareLines::new(share, layout.capacity(), layout.line).map_err(fail)?;

@@ -173,12 +173,11 @@ impl BlockSim {
         let shares = Shares::new(stated.into_iter(), &selection, volume, &layout)
             .map_err(|(volume, why)| wrong(("shares", format!("of volume {volume}"), why)))?;
         let node = SimNode::new(
-            layout,
+            superblock.clone(),
             shards.into_iter(),
             spec.admission().map_err(wrong)?,
             (volume, spec.volume.0),
             (limits, shares, selection),
-            seed,
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
         let files = sparse.then(|| sparse::Files::new(layout, placing, generation, spec.flash.0));

@@ -19,7 +19,7 @@ use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::{GroupId, LineId, OpId};
-use larder_format::block::Layout;
+use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{
     BlockAdmissionConfig, BlockAdmissionError, BlockKind, LineId as PolicyLine, Reason, Rule,
     Selection, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
@@ -91,6 +91,8 @@ pub(super) struct Late {
 
 /// See the [module](self).
 pub(super) struct SimNode {
+    /// Of the device as it was formatted: no volume is in it.
+    superblock: BlockSuperblock,
     pub layout: Layout,
     /// Shards, with the bytes that they may still ask for.
     pub cells: Vec<RefCell<(node::Shard, Held<Sim>)>>,
@@ -114,7 +116,6 @@ pub(super) struct SimNode {
     pub volume_bytes: u64,
     /// That is what a volume has, and no guess.
     knows_volumes: bool,
-    seed: u64,
     pub admissions: RefCell<BTreeMap<u32, node::Admission>>,
     /// Lines last seen as metadata; kept where that makes a difference.
     metadata: RefCell<BTreeSet<LineId>>,
@@ -123,14 +124,15 @@ pub(super) struct SimNode {
 
 impl SimNode {
     pub(super) fn new(
-        layout: Layout,
+        superblock: BlockSuperblock,
         shards: impl Iterator<Item = node::Shard>,
         admission: BlockAdmissionConfig,
         (volume_bytes, stretch): (u64, u64),
         (limits, shares, selection): (Limits, Shares, Selection),
-        seed: u64,
     ) -> Result<SimNode, BlockAdmissionError> {
+        let layout = superblock.layout;
         let mut node = SimNode {
+            superblock,
             layout,
             cells: shards.map(|shard| RefCell::new((shard, Held::default()))).collect(),
             mail: RefCell::default(),
@@ -146,7 +148,6 @@ impl SimNode {
             admission,
             volume_bytes,
             knows_volumes: stretch > 0,
-            seed,
             admissions: RefCell::default(),
             metadata: RefCell::default(),
             knows_metadata: false,
@@ -157,7 +158,7 @@ impl SimNode {
     }
 
     fn new_admission(&self) -> Result<node::Admission, BlockAdmissionError> {
-        setup::admission(&self.admission, &self.layout, self.volume_bytes, self.seed)
+        setup::admission(&self.admission, &self.superblock, self.volume_bytes)
     }
 
     /// How many volumes there are.

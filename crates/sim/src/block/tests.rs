@@ -558,7 +558,8 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     let kept = Kept::default();
     let mut sim = sim(spec);
     let config = shard_config(spec, &sim.node.layout).unwrap();
-    let volume = |n: u32| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed: 7 };
+    let seed = sim.maintenance.superblock().unwrap().key;
+    let volume = |n: u32| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed };
     let setup = BlockRunSetup::new(
         sim.maintenance.superblock().unwrap(),
         &config,

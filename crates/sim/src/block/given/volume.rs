@@ -56,7 +56,7 @@ impl Attached {
     ) -> Result<Rc<Attached>, GivenError> {
         let layout = superblock.layout;
         let line = u64::from(layout.line);
-        let admission = setup::admission(admission, &layout, record.bytes, superblock.key)?;
+        let admission = setup::admission(admission, superblock, record.bytes)?;
         let detector = setup::detector(&admission, record.bytes).map(RefCell::new);
         let share = ShareLines::new(share, layout.capacity(), layout.line)
             .map_err(|why| GivenError::volume(&record.name, why))?;
