@@ -248,6 +248,7 @@ impl Model {
         }
         let seconds = sample.seconds().ok_or(AdviseError::Untimed)?;
         let (bytes, objects) = footprint(requests);
+        let (least, most) = defaults::OBJECT_SIZE_BOUNDS;
         let rate = sample.rate();
         Ok(Model {
             seconds,
@@ -256,7 +257,7 @@ impl Model {
             server: Server {
                 memory: 0,
                 flash: 0,
-                object: (bytes / objects.max(1) + RECORD_HEADER).clamp(64, 16 << 20) as u32,
+                object: (bytes / objects.max(1) + RECORD_HEADER).clamp(least, most) as u32,
                 max_item: defaults::MAX_ITEM,
             },
             sample,
