@@ -127,13 +127,9 @@ impl std::fmt::Debug for Attached {
     }
 }
 
-impl owners::Volume for Attached {
+impl owners::Governed for Attached {
     fn id(&self) -> VolumeId {
         self.id
-    }
-
-    fn base(&self) -> u64 {
-        Attached::base(self)
     }
 
     fn bytes(&self) -> u64 {
@@ -146,6 +142,12 @@ impl owners::Volume for Attached {
 
     fn select(&self, selected: bool) {
         self.selected.store(selected, Ordering::Relaxed);
+    }
+}
+
+impl owners::Volume for Attached {
+    fn base(&self) -> u64 {
+        Attached::base(self)
     }
 }
 

@@ -170,14 +170,14 @@ impl BlockSim {
         let limits = setup::limits(&spec.write_budget, &layout, None, false)?;
         let stated = spec.stated_shares().map_err(wrong)?;
         let selection = spec.selection().map_err(wrong)?;
-        let shares = Shares::new(stated.into_iter(), &selection, volume, &layout)
+        let shares = Shares::new(stated.into_iter(), selection, &layout)
             .map_err(|(volume, why)| wrong(("shares", format!("of volume {volume}"), why)))?;
         let node = SimNode::new(
             superblock.clone(),
             shards.into_iter(),
             spec.admission().map_err(wrong)?,
             (volume, spec.volume.0),
-            (limits, shares, selection),
+            (limits, shares),
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
         let files = sparse.then(|| sparse::Files::new(layout, placing, generation, spec.flash.0));
@@ -471,7 +471,7 @@ impl BlockSim {
     }
 
     fn count_soon(&mut self) {
-        if self.node.shares.is_any() {
+        if self.node.shares.are_counted() {
             self.census_soon();
         }
     }
@@ -499,11 +499,11 @@ impl Lines for Counted<'_> {
     }
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
-        if !self.node.shares.is_any() {
+        if !self.node.shares.are_counted() {
             return false;
         }
         let (space, line) = (self.node.space.borrow(), u64::from(self.node.layout.line));
-        let of = |group: GroupId| Some(VolumeId(space.unmap(group.line(0).0 * line).0));
+        let of = |group: GroupId| space.unmap(group.line(0).0 * line).map(|v| VolumeId(v.0));
         count.turn(&self.node.cells[shard as usize].borrow().0, of, |volume, lines| {
             *self.lines.entry(volume.0).or_default() += lines;
         })
@@ -511,7 +511,7 @@ impl Lines for Counted<'_> {
 
     fn counted(&mut self) {
         let lines = std::mem::take(&mut self.lines);
-        if self.node.shares.is_any() {
+        if self.node.shares.are_counted() {
             self.node.shares.set(&lines);
         }
     }

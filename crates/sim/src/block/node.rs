@@ -12,7 +12,7 @@ use larder_engine::block::node::event::{Ended, Host, State, Volume, Why};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::maintenance::{Inbox, Stores};
-use larder_engine::block::node::owners::{self, Owners};
+use larder_engine::block::node::owners::{self, Owners, Seen};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
@@ -22,11 +22,11 @@ use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{
     BlockAdmissionConfig, BlockAdmissionError, BlockKind, LineId as PolicyLine, Reason, Rule,
-    Selection, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
+    Verdict as PolicyVerdict, VerdictCounts, VolumeId,
 };
 use larder_policy::budget::BudgetState;
 
-use super::shares::Shares;
+use super::shares::{Sharer, Shares};
 use super::space::Space;
 
 /// The types that the simulator brings: no bytes, only their number.
@@ -107,8 +107,6 @@ pub(super) struct SimNode {
     /// What volumes may have of the cache.
     pub shares: Shares,
     pub space: RefCell<Space>,
-    /// What is cached always or never.
-    selection: Selection,
     pub changes: Changes,
     turns: RefCell<Turns>,
     admission: BlockAdmissionConfig,
@@ -128,7 +126,7 @@ impl SimNode {
         shards: impl Iterator<Item = node::Shard>,
         admission: BlockAdmissionConfig,
         (volume_bytes, stretch): (u64, u64),
-        (limits, shares, selection): (Limits, Shares, Selection),
+        (limits, shares): (Limits, Shares),
     ) -> Result<SimNode, BlockAdmissionError> {
         let layout = superblock.layout;
         let mut node = SimNode {
@@ -141,7 +139,6 @@ impl SimNode {
             late: RefCell::default(),
             limits,
             shares,
-            selection,
             space: RefCell::new(Space::new(&layout, stretch)),
             changes: Changes::new(layout.regions, QUIET),
             turns: RefCell::default(),
@@ -174,6 +171,7 @@ impl SimNode {
         if !self.knows(volume) {
             let admission = self.new_admission()?;
             self.admissions.borrow_mut().insert(volume, admission);
+            self.shares.comes(volume, self.volume_bytes);
         }
         Ok(())
     }
@@ -253,9 +251,15 @@ impl SimNode {
         }
     }
 
-    fn policy_line(&self, line: LineId) -> PolicyLine {
-        let (volume, offset) = self.space.borrow().unmap(line.0 * u64::from(self.layout.line));
-        PolicyLine { volume: VolumeId(volume), offset }
+    /// The volume that has a line, by its number, and the line's first byte in it.
+    fn place(&self, line: LineId) -> Option<(u32, u64)> {
+        self.space.borrow().unmap(line.0 * u64::from(self.layout.line))
+    }
+
+    /// A line as admission knows it, and what it holds.
+    fn seen(&self, volume: &Sharer, line: LineId) -> Seen {
+        let offset = self.place(line).map_or(0, |(_, offset)| offset);
+        (PolicyLine { volume: volume.id, offset }, self.kind_of(line))
     }
 
     fn count(&self, volume: u32, reason: Reason) {
@@ -266,7 +270,7 @@ impl SimNode {
 }
 
 impl Owners for SimNode {
-    type Volume = (u32, Arc<Account>);
+    type Volume = Arc<Sharer>;
 
     fn pins(&self) -> &Pins {
         &self.shares.pins
@@ -276,30 +280,32 @@ impl Owners for SimNode {
         self.layout.shards
     }
 
-    fn owner(&self, line: LineId) -> Option<(u32, Arc<Account>)> {
-        let volume = self.policy_line(line).volume.0;
-        Some((volume, self.shares.account(volume)))
+    fn owner(&self, line: LineId) -> Option<Arc<Sharer>> {
+        self.shares.of(self.place(line)?.0)
     }
 
-    fn id(&self, volume: &(u32, Arc<Account>)) -> VolumeId {
-        VolumeId(volume.0)
+    fn id(&self, volume: &Arc<Sharer>) -> VolumeId {
+        volume.id
     }
 
-    fn account<'a>(&'a self, volume: &'a (u32, Arc<Account>)) -> &'a Account {
-        &volume.1
+    fn account<'a>(&'a self, volume: &'a Arc<Sharer>) -> &'a Account {
+        &volume.account
     }
 
-    fn selects(&self, volume: &(u32, Arc<Account>)) -> bool {
-        self.selection.selects(VolumeId(volume.0))
+    fn selects(&self, volume: &Arc<Sharer>) -> bool {
+        volume.is_selected()
     }
 
-    fn is_pinned(&self, _: &(u32, Arc<Account>), line: LineId) -> bool {
-        let PolicyLine { volume, offset } = self.policy_line(line);
-        self.selection.rule(volume, offset, self.layout.line.into()) == Rule::Always
+    fn is_pinned(&self, _: &Arc<Sharer>, line: LineId) -> bool {
+        let rule = |(volume, offset)| {
+            let bytes = u64::from(self.layout.line);
+            self.shares.selection().rule(VolumeId(volume), offset, bytes)
+        };
+        self.place(line).is_some_and(|place| rule(place) == Rule::Always)
     }
 
-    fn refused(&self, volume: &(u32, Arc<Account>), reason: Reason) {
-        self.count(volume.0, reason);
+    fn refused(&self, volume: &Arc<Sharer>, reason: Reason) {
+        self.count(volume.id.0, reason);
     }
 }
 
@@ -309,29 +315,24 @@ impl Questions for SimNode {
     }
 
     fn prefer(&self, line: LineId, victim: LineId) -> bool {
-        let prefers = || {
-            let (of, its) = (self.policy_line(line), self.policy_line(victim));
-            let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
+        owners::prefer(self, line, victim, |of, its| {
+            let (at, over) = (self.seen(of, line), self.seen(its, victim));
             let mut admissions = self.admissions.borrow_mut();
-            let admission = admissions.get_mut(&of.volume.0);
-            admission.is_none_or(|a| limits::prefer(a, (of, kind), (its, its_kind)))
-        };
-        match self.shares.is_any() {
-            true => owners::prefer(self, line, victim, |_, _| prefers()),
-            false => prefers(),
-        }
+            let admission = admissions.get_mut(&of.id.0);
+            admission.is_none_or(|a| limits::prefer(a, at, over))
+        })
     }
 
     fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
-        self.shares.is_any() && owners::keep(self, victim, line)
+        owners::keep(self, victim, line)
     }
 
     fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        self.shares.is_any() && owners::keep_groups(self, first, last, lines)
+        owners::keep_groups(self, first, last, lines)
     }
 
     fn may_grow(&self, line: LineId) -> bool {
-        !self.shares.is_any() || owners::may_grow(self, line)
+        owners::may_grow(self, line)
     }
 }
 
@@ -417,11 +418,11 @@ impl Node<Sim> for SimNode {
     }
 
     fn selects(&self, volume: &Run) -> bool {
-        self.selection.selects(VolumeId(volume.volume))
+        self.shares.selection().selects(VolumeId(volume.volume))
     }
 
     fn rule(&self, volume: &Run, at: u64, len: u64) -> Rule {
-        self.selection.rule(VolumeId(volume.volume), at, len)
+        self.shares.selection().rule(VolumeId(volume.volume), at, len)
     }
 
     fn kind(&self, volume: &Run, at: u64, len: u64) -> BlockKind {

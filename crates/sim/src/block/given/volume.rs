@@ -135,13 +135,9 @@ impl Attached {
     }
 }
 
-impl owners::Volume for Attached {
+impl owners::Governed for Attached {
     fn id(&self) -> VolumeId {
         self.id
-    }
-
-    fn base(&self) -> u64 {
-        self.base.get()
     }
 
     fn bytes(&self) -> u64 {
@@ -154,6 +150,12 @@ impl owners::Volume for Attached {
 
     fn select(&self, selected: bool) {
         self.selected.set(selected);
+    }
+}
+
+impl owners::Volume for Attached {
+    fn base(&self) -> u64 {
+        self.base.get()
     }
 }
 
