@@ -78,8 +78,7 @@ pub(super) enum Whose {
 }
 
 impl Whose {
-    const ALL: [Whose; 5] =
-        [Whose::Device, Whose::Store, Whose::Upkeep, Whose::Log, Whose::Round];
+    const ALL: [Whose; 5] = [Whose::Device, Whose::Store, Whose::Upkeep, Whose::Log, Whose::Round];
 }
 
 impl Event {

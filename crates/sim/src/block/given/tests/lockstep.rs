@@ -66,8 +66,7 @@ impl Lockstep {
     fn new(spec: &Block, seed: u64) -> Lockstep {
         let timing = instant();
         // Ample: a file system that is full is the simulator's alone.
-        let drive =
-            |bytes| Drive::new(&crate::device::Drive::default(), &timing, 8 * bytes, seed);
+        let drive = |bytes| Drive::new(&crate::device::Drive::default(), &timing, 8 * bytes, seed);
         // (Without time a filer answers at once.)
         let store = StoreSpec { write_us: 0.0, ..StoreSpec::default() };
         let mut sim = BlockSim::new(spec, &store, &timing, drive, seed).unwrap();
