@@ -268,12 +268,25 @@ fn what_cannot_be_opened_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |builder: Builder| builder.open().unwrap_err().to_string();
     assert!(refused(small(dir.path()).admission("best")).contains("best"));
-    assert!(refused(Cache::builder().memory(ByteSize(1000))).contains("at least"));
-    assert!(refused(small(dir.path()).flash(dir.path(), ByteSize(1000))).contains("at least"));
+    let little = refused(Cache::builder().memory(ByteSize(1000)));
+    assert!(little.contains("memory 1000 B must be at least"), "{little}");
+    let little = refused(small(dir.path()).flash(dir.path(), ByteSize(1000)));
+    assert!(little.contains("flash 1000 B must be at least"), "{little}");
     let held = small(dir.path()).open().unwrap();
     let why = refused(small(dir.path()));
     assert!(why.contains(&dir.path().display().to_string()), "{why}");
     drop(held);
+}
+
+/// Sizes of objects on flash that a server does not take, the library does not take either.
+#[test]
+fn what_objects_on_flash_are_said_to_have_is_within_bounds() {
+    let dir = tempfile::tempdir().unwrap();
+    for bytes in [63, (16 << 20) + 1] {
+        let said = small(dir.path()).object_size(bytes).open().unwrap_err().to_string();
+        assert!(said.contains("must be between 64 bytes and 16 MiB"), "{bytes}: {said}");
+    }
+    small(dir.path()).object_size(16 << 20).open().unwrap();
 }
 
 #[test]

@@ -127,13 +127,9 @@ impl std::fmt::Debug for Attached {
     }
 }
 
-impl owners::Volume for Attached {
+impl owners::Governed for Attached {
     fn id(&self) -> VolumeId {
         self.id
-    }
-
-    fn base(&self) -> u64 {
-        Attached::base(self)
     }
 
     fn bytes(&self) -> u64 {
@@ -146,6 +142,12 @@ impl owners::Volume for Attached {
 
     fn select(&self, selected: bool) {
         self.selected.store(selected, Ordering::Relaxed);
+    }
+}
+
+impl owners::Volume for Attached {
+    fn base(&self) -> u64 {
+        Attached::base(self)
     }
 }
 
@@ -166,7 +168,7 @@ impl Attached {
         let fail = |reason: String| CacheError::Volume { name: volume.name().to_owned(), reason };
         let session = volume.backing().session().map_err(|e| fail(e.to_string()))?;
         let session = Alone::new(session).map_err(|e| fail(format!("a session's poll: {e}")))?;
-        let admission = setup::admission(&config.admission, &layout, record.bytes, superblock.key)?;
+        let admission = setup::admission(&config.admission, superblock, record.bytes)?;
         let detector = setup::detector(&admission, record.bytes).map(Mutex::new);
         let share = config.rules.share(volume.name());
         let share = ShareLines::new(share, layout.capacity(), layout.line).map_err(fail)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder_base::ByteSize;
 use larder_engine::kv::ClockMode;
-use larder_engine::kv::node::defaults;
+use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::{Clock, RingOptions};
@@ -134,11 +134,16 @@ impl Builder {
             capture: None,
             hurry: Default::default(),
         };
-        defaults::check_memory(config.memory, u64::from(config.max_item))
-            .map_err(CacheError::Size)?;
+        let wrong = |what, bytes, source| CacheError::Size { what, size: ByteSize(bytes), source };
+        let (item, object) = (u64::from(config.max_item), u64::from(config.flash_object_size));
+        defaults::check_memory(memory, item).map_err(|e| match e {
+            SizeError::LittleMemory => wrong("memory", memory, e),
+            _ => wrong("largest object", item, e),
+        })?;
+        defaults::check_object_size(object)
+            .map_err(|e| wrong("mean object on flash", object, e))?;
         if let Some(flash) = config.flash_size {
-            defaults::check_flash(flash, config.memory, u64::from(config.flash_object_size))
-                .map_err(CacheError::Size)?;
+            defaults::check_flash(flash, memory, object).map_err(|e| wrong("flash", flash, e))?;
         }
         let clock = Arc::new(Clock::start());
         let (core, opened, upkeep) = if threads == 0 {

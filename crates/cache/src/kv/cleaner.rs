@@ -9,7 +9,7 @@ use larder_base::{ByteSize, Now};
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, MemoryError, StateIo, Turn};
 use larder_engine::kv::{Evicted, IoFailed, SegmentIo};
 use larder_policy::budget::BudgetState;
-use larder_policy::learn::{Model, TrainingSet, train};
+use larder_policy::learn::{Model, TrainingSet};
 use larder_runtime::{AlignedBuf, Clock};
 
 use super::{Core, Flash, locked};
@@ -224,7 +224,7 @@ impl Core {
 
     /// Fits a model.
     pub(super) fn fit(&self, set: &TrainingSet, seed: u64) -> Option<Model> {
-        match train(set, &self.training, seed) {
+        match self.setup.train(set, seed) {
             Ok(model) => {
                 let samples = set.samples.len();
                 tracing::debug!(app = set.app.0, samples, "a classifier was trained");

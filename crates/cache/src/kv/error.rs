@@ -55,9 +55,16 @@ pub enum CacheError {
         /// What does not fit.
         why: Box<PlanError>,
     },
-    /// Memory or flash of a size that cannot be asked for.
-    #[error("{0}")]
-    Size(#[from] larder_engine::kv::node::defaults::SizeError),
+    /// A size that cannot be asked for.
+    #[error("{what} {size} {source}")]
+    Size {
+        /// Of what.
+        what: &'static str,
+        /// What was asked for.
+        size: ByteSize,
+        /// Why not.
+        source: larder_engine::kv::node::defaults::SizeError,
+    },
     /// Sizes that cannot work.
     #[error(transparent)]
     Plan(#[from] PlanError),

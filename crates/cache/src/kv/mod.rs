@@ -102,7 +102,6 @@ pub struct Core {
     /// What it was built from.
     setup: RunSetup,
     plan: Plan,
-    training: larder_policy::learn::TrainParams,
     recorder: Option<record::Recorder>,
     capture: Option<capture::Capture>,
     /// Where a stop saves what is in DRAM.

@@ -760,7 +760,6 @@ fn store(
         baseline: Mutex::new(CacheStats::default()),
         setup,
         plan,
-        training: config.admission.flashiness.training,
         recorder: watchers.recorder,
         capture: watchers.capture,
         memory_file: None,

@@ -11,9 +11,10 @@ use larder_block::control::{Absent, Control, ControlServer, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
+use larder_engine::block::map::Making;
 use larder_engine::block::node::defaults::{self, SizeError};
-use larder_format::block::{Layout, Placement};
-use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
+use larder_format::block::Layout;
+use larder_policy::block::BlockAdmissionConfig;
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
 use tracing::{error, info, warn};
 
@@ -157,21 +158,11 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         );
     }
     let found = find_cache(args)?;
-    if let Ok((layout, _)) = &found
-        && layout.placement() != Placement::Full
-    {
-        let without = |flag: &str, value: &dyn std::fmt::Display| {
-            let (cache, placement) = (args.cache.display(), layout.placement());
-            usage(&format!(
-                "{flag} {value}: it is of the placement full alone, and cache '{cache}' has {placement}: leave it out"
-            ))
-        };
-        if args.reclaim != VictimPolicy::Fifo {
-            return Err(without("--reclaim", &args.reclaim));
-        }
-        if args.evict != EvictionBy::default() {
-            return Err(without("--evict", &args.evict));
-        }
+    if let Ok((layout, _)) = &found {
+        let &Settings { replacement, reclaim, evict, .. } = args;
+        let making = Making { replacement, reclaim, evict };
+        defaults::check_making(&making, layout.placement())
+            .map_err(|e| usage(&format!("--{} {}: {e}", e.what, e.value)))?;
     }
     if let Ok((layout, size)) = &found {
         // A sparse file seems to be larger than it will be.

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use clap::Parser;
 use larder_base::{ByteSize, Endurance, Short};
-use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
+use larder_policy::admission::{AdmissionConfig, FlashinessConfig, Objective, PolicyName};
 use larder_sim::advise::{
-    AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
+    AdviseError, Measured, Model, Question, Sample, Search, Told, Wave, WriteLimit,
 };
 use larder_trace::{CsvColumns, Format, Hashed, Options, Trace};
 use serde::Serialize;
@@ -456,45 +456,38 @@ fn limit_text(limit: WriteLimit) -> String {
     }
 }
 
-/// What a server is told so that it does what was simulated: sizes first, then admission. `object` is the mean size of an object
-/// on flash, bytes.
-fn settings(q: &Question, m: &Measured, object: u32) -> String {
-    let mut sizes = format!("memory-limit = {}\n", m.dram);
-    match m.write_limit {
-        None => sizes += "flash = \"none\"\n",
-        Some(_) => sizes += &format!("flash-size = {}\nflash-object-size = {object}\n", m.flash),
+/// What a server is told, as its configuration file has it: sizes first, then the drive's life and admission; neither without flash.
+fn settings(Told { server, admission, budget }: &Told) -> String {
+    let mut out = format!("memory-limit = {}\n", server.memory);
+    if server.flash == 0 {
+        return out + "flash = \"none\"\n";
     }
-    sizes + &admission_settings(q, m).unwrap_or_default()
-}
-
-/// Those of admission; none without flash.
-fn admission_settings(q: &Question, m: &Measured) -> Option<String> {
-    let limit = m.write_limit?;
-    let terabytes = q.endurance_bytes as f64 / 1e12;
-    let (years, amplification) = (q.years, q.device_write_amplification);
-    let endurance = format!(
-        "endurance-tbw = {terabytes:?}\nendurance-years = {years:?}\ndevice-write-amplification = {amplification:?}\n"
-    );
-    let mut out = if limit == WriteLimit::Threshold { String::new() } else { endurance };
+    out += &format!("flash-size = {}\nflash-object-size = {}\n", server.flash, server.object);
+    if let Some(endurance) = budget.tbw {
+        let terabytes = endurance.0 as f64 / 1e12;
+        out += &format!(
+            "endurance-tbw = {terabytes:?}\nendurance-years = {:?}\ndevice-write-amplification = {:?}\nburst-hours = {:?}\n",
+            budget.years, budget.device_write_amplification, budget.burst_hours
+        );
+    }
+    let policy = admission.policy.as_str();
+    let FlashinessConfig { objective, bytes_per_second, price, .. } = admission.flashiness;
+    if objective != Objective::default() {
+        out += &format!("admission-objective = \"{}\"\n", objective.as_str());
+    }
     let mut parameters = String::new();
-    if m.policy == PolicyName::Flashiness.as_str() {
-        if q.admission_objective != Objective::default() {
-            out += &format!("admission-objective = \"{}\"\n", q.admission_objective.as_str());
-        }
-        if let WriteLimit::Rate(bytes) = limit {
-            parameters += &format!("bytes_per_second = {bytes}\n");
-        }
-        if q.price > 0.0 {
-            parameters += &format!("price = {:?}\n", q.price);
+    if bytes_per_second.0 > 0 {
+        parameters += &format!("bytes_per_second = {}\n", bytes_per_second.0);
+    }
+    if price > 0.0 {
+        parameters += &format!("price = {price:?}\n");
+    }
+    match &parameters[..] {
+        "" => format!("{out}admission = \"{policy}\"\n"),
+        _ => {
+            format!("{out}[admission]\npolicy = \"{policy}\"\n[admission.flashiness]\n{parameters}")
         }
     }
-    Some(match &parameters[..] {
-        "" => format!("{out}admission = \"{}\"\n", m.policy),
-        _ => format!(
-            "{out}[admission]\npolicy = \"{}\"\n[admission.flashiness]\n{parameters}",
-            m.policy
-        ),
-    })
 }
 
 fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Result<(), CliError> {
@@ -609,10 +602,79 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
         );
     }
     print_prose(out.trim_end(), 2)?;
-    match answer.map(|m| settings(q, m, model.object_size())) {
+    match answer.map(|m| settings(&m.told)) {
         Some(settings) => {
             print_text(&format!("the answer as settings of larder kv --config:\n\n{settings}"))
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use larder_kv::config::{Config, FlashConfig, Machine, Settings};
+    use larder_policy::admission::POLICY_NAMES;
+    use larder_policy::budget::WriteBudgetConfig;
+    use larder_sim::advise::Candidate;
+    use larder_sim::kv::Server;
+
+    use super::*;
+
+    /// What a server makes of these settings.
+    fn taken(text: &str) -> Config {
+        let settings: Settings = larder_settings::of_file(text, Path::new("larder.toml"))
+            .unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let machine = Machine {
+            memory: 16 << 30,
+            cpus: 4,
+            state_dir: "/nowhere".into(),
+            free_space: |_| Some(100 << 30),
+        };
+        Config::resolve(settings, &machine).unwrap_or_else(|e| panic!("{e}\n{text}"))
+    }
+
+    /// Whatever is simulated otherwise than a server does it that is told nothing is among the settings: a server that is told them has the
+    /// same admission and the same budget.
+    #[test]
+    fn a_server_that_is_told_the_settings_does_what_was_simulated() {
+        let trace = "gen:zipf?objects=1000&requests=3000&skew=0.9&rate=1&value=400";
+        let reader = larder_trace::open(trace, &Options::default()).unwrap().reader;
+        let mut sample = Sample::new(10_000, 1);
+        reader.for_each(|request| sample.push(&request.unwrap()));
+        let model = Model::new(sample).unwrap();
+        let limits = [WriteLimit::Budget, WriteLimit::Rate(1 << 20), WriteLimit::Threshold];
+        let mut shorter = 0u32;
+        for (name, limit) in POLICY_NAMES.iter().flat_map(|n| limits.map(|l| (n, l))) {
+            for (objective, price) in [(Objective::Requests, 0.0), (Objective::Bytes, 0.5)] {
+                let policy = AdmissionConfig::from_name(name).unwrap().policy;
+                let candidate = Candidate { dram: 1 << 30, flash: 8 << 30, policy };
+                let question = Question {
+                    target_hit_ratio: 0.5,
+                    dram_cost: 1.0,
+                    flash_cost: 1.0,
+                    endurance_bytes: 600_000_000_000_000,
+                    years: 3.5,
+                    device_write_amplification: 1.25,
+                    most_flash: None,
+                    admission_objective: objective,
+                    price,
+                    seed: 1,
+                };
+                let told = model.told(&question, candidate, limit);
+                let text = settings(&told);
+                let config = taken(&text);
+                assert_eq!(config.admission, told.admission, "{text}");
+                let FlashConfig { size, object_size, budget, .. } = config.flash.unwrap();
+                assert_eq!(budget, told.budget, "{text}");
+                let Server { memory, flash, object, max_item } = told.server;
+                let sizes = (config.memory, size, object_size, config.max_item_size);
+                assert_eq!(sizes, (memory, Some(flash), object, max_item), "{text}");
+                // (A trace of an hour does not live on a server's six hours of savings.)
+                shorter += u32::from(budget.burst_hours < WriteBudgetConfig::default().burst_hours);
+            }
+        }
+        assert_eq!(shorter as usize, 2 * 2 * POLICY_NAMES.len());
     }
 }

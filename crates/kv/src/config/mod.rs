@@ -316,8 +316,9 @@ impl Config {
         // Flash.
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
         let flash = resolve_flash(&mut s, &data_dir, memory, machine)?;
-        let setting =
-            s.admission.take().unwrap_or_else(|| AdmissionSetting::Name("flashiness".into()));
+        let setting = s.admission.take().unwrap_or_else(|| {
+            AdmissionSetting::Name(AdmissionConfig::default().policy.as_str().into())
+        });
         let mut admission = setting.resolve().map_err(|e| {
             let name = match &setting {
                 AdmissionSetting::Name(name) => name.as_str(),
@@ -489,9 +490,8 @@ fn resolve_flash(
 ) -> Result<Option<FlashConfig>, ConfigError> {
     let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
     let object_size = s.flash_object_size.0;
-    if !(64..=1 << 24).contains(&object_size) {
-        return Err(value("flash-object-size", object_size, "must be between 64 bytes and 16 MiB"));
-    }
+    defaults::check_object_size(object_size)
+        .map_err(|e| value("flash-object-size", object_size, e.to_string()))?;
     let budget = s.drive.budget()?;
     let io = match s.io.as_str() {
         "auto" => IoChoice::Auto,
@@ -531,7 +531,10 @@ fn with_remedy(error: &SizeError) -> String {
         SizeError::LargeIndex { .. } => {
             ": raise memory-limit, lower flash-size, or raise flash-object-size if objects are larger"
         }
-        SizeError::LittleMemory | SizeError::SmallItem | SizeError::HugeItem => "",
+        SizeError::LittleMemory
+        | SizeError::SmallItem
+        | SizeError::HugeItem
+        | SizeError::ObjectOnFlash => "",
     };
     format!("{error}{remedy}")
 }

@@ -76,9 +76,37 @@ pub enum WriteLimit {
 /// Parts of what the budget lets `flashiness` write that are tried as rates too.
 const PARTS: [u64; 2] = [4, 16];
 
+/// What a server is told so that it does what was simulated, of the whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    /// Sizes, and what objects are like.
+    pub server: Server,
+    /// Admission; without flash it does not matter.
+    pub admission: AdmissionConfig,
+    /// The drive's life. Without an endurance there is no budget.
+    pub budget: WriteBudgetConfig,
+}
+
+impl Told {
+    /// The same for a share of the objects: what is bytes of the whole, or bytes per second.
+    fn scaled(&self, rate: f64) -> Told {
+        let part = |bytes: ByteSize| ByteSize(((bytes.0 as f64 * rate) as u64).max(1));
+        let mut of_sample = self.clone();
+        let held = &mut of_sample.admission.flashiness.bytes_per_second;
+        if held.0 > 0 {
+            *held = part(*held);
+        }
+        of_sample.budget.tbw = self.budget.tbw.map(part);
+        of_sample
+    }
+}
+
 /// What a candidate does and costs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
+    /// What a server is told.
+    #[serde(skip)]
+    pub told: Told,
     /// Bytes of DRAM with everything in it, as a server's `-m`.
     pub dram: u64,
     /// Bytes of flash.
@@ -220,6 +248,7 @@ impl Model {
         }
         let seconds = sample.seconds().ok_or(AdviseError::Untimed)?;
         let (bytes, objects) = footprint(requests);
+        let (least, most) = defaults::OBJECT_SIZE_BOUNDS;
         let rate = sample.rate();
         Ok(Model {
             seconds,
@@ -228,7 +257,7 @@ impl Model {
             server: Server {
                 memory: 0,
                 flash: 0,
-                object: (bytes / objects.max(1) + RECORD_HEADER).clamp(64, 16 << 20) as u32,
+                object: (bytes / objects.max(1) + RECORD_HEADER).clamp(least, most) as u32,
                 max_item: defaults::MAX_ITEM,
             },
             sample,
@@ -248,11 +277,6 @@ impl Model {
     /// Objects of the whole trace, as estimated.
     pub fn objects(&self) -> u64 {
         self.objects
-    }
-
-    /// Mean bytes of an object on flash, as a server is told it.
-    pub fn object_size(&self) -> u32 {
-        self.server.object
     }
 
     /// Least DRAM and flash that can be told from this sample.
@@ -291,6 +315,31 @@ impl Model {
         Ok(all)
     }
 
+    /// What a server is told of this candidate: nothing else is simulated.
+    pub fn told(&self, q: &Question, c: Candidate, limit: WriteLimit) -> Told {
+        let mut admission = AdmissionConfig { policy: c.policy, ..AdmissionConfig::default() };
+        if matches!(c.policy, PolicyName::Flashiness | PolicyName::FlashinessPaper) {
+            admission.flashiness.objective = q.admission_objective;
+            admission.flashiness.price = q.price;
+        }
+        if let WriteLimit::Rate(bytes) = limit {
+            admission.flashiness.bytes_per_second = ByteSize(bytes);
+        }
+        let budget = match limit {
+            WriteLimit::Threshold => WriteBudgetConfig::default(),
+            WriteLimit::Budget | WriteLimit::Rate(_) => WriteBudgetConfig {
+                tbw: Some(ByteSize(q.endurance_bytes)),
+                years: q.years,
+                device_write_amplification: q.device_write_amplification,
+                // A trace of minutes must not live on hours of savings.
+                burst_hours: (self.seconds / 3600.0 / 50.0).clamp(0.01, 6.0),
+                ..WriteBudgetConfig::default()
+            },
+        };
+        let server = Server { memory: c.dram, flash: c.flash, ..self.server };
+        Told { server, admission, budget }
+    }
+
     fn measure_at(
         &self,
         q: &Question,
@@ -298,23 +347,8 @@ impl Model {
         limit: WriteLimit,
     ) -> Result<Measured, AdviseError> {
         let rate = self.sample.rate();
-        let scaled = |bytes: u64| (bytes as f64 * rate) as u64;
-        let mut admission = AdmissionConfig { policy: c.policy, ..AdmissionConfig::default() };
-        admission.flashiness.objective = q.admission_objective;
-        admission.flashiness.price = q.price;
-        if let WriteLimit::Rate(bytes) = limit {
-            admission.flashiness.bytes_per_second = ByteSize(scaled(bytes).max(1));
-        }
-        let tbw = ((q.endurance_bytes as f64 * rate) as u64).max(1);
-        let budget = WriteBudgetConfig {
-            tbw: (limit != WriteLimit::Threshold).then_some(ByteSize(tbw)),
-            years: q.years,
-            device_write_amplification: q.device_write_amplification,
-            // A trace of minutes must not live on hours of savings.
-            burst_hours: (self.seconds / 3600.0 / 50.0).clamp(0.01, 6.0),
-            ..WriteBudgetConfig::default()
-        };
-        let server = Server { memory: c.dram, flash: c.flash, ..self.server };
+        let told = self.told(q, c, limit);
+        let Told { server, admission, budget } = told.scaled(rate);
         let config = CacheConfig {
             sizes: if rate < 1.0 { Sizes::Sample(server, rate) } else { Sizes::Server(server) },
             admission,
@@ -357,6 +391,7 @@ impl Model {
         });
         let hit_ratio_margin = hit_ratio - q.target_hit_ratio;
         Ok(Measured {
+            told,
             dram: c.dram,
             flash: c.flash,
             policy: if c.flash == 0 { "none" } else { c.policy.as_str() },

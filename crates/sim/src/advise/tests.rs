@@ -182,5 +182,5 @@ fn sizes_that_no_server_takes_are_left_out_and_told() {
     let (refused, why) = search.refused().unwrap();
     assert!(refused == 3 && why.to_string().contains("memory"), "{refused}: {why}");
     let e = Search::new(&model, &q, &[4 << 20], &flash[2..], &POLICIES).unwrap_err().to_string();
-    assert!(e.contains("--dram 4 MiB") && e.contains("half of memory-limit 4 MiB"), "{e}");
+    assert!(e.contains("--dram 4 MiB") && e.contains("half of the memory, which is 4 MiB"), "{e}");
 }

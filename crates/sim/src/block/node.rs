@@ -12,21 +12,21 @@ use larder_engine::block::node::event::{Ended, Host, State, Volume, Why};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::maintenance::{Inbox, Stores};
-use larder_engine::block::node::owners::{self, Owners};
+use larder_engine::block::node::owners::{self, Owners, Seen};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::{GroupId, LineId, OpId};
-use larder_format::block::Layout;
+use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId};
+use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{
     BlockAdmissionConfig, BlockAdmissionError, BlockKind, LineId as PolicyLine, Reason, Rule,
-    Selection, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
+    Verdict as PolicyVerdict, VerdictCounts, VolumeId,
 };
 use larder_policy::budget::BudgetState;
 
-use super::shares::Shares;
+use super::shares::{Sharer, Shares};
 use super::space::Space;
 
 /// The types that the simulator brings: no bytes, only their number.
@@ -91,6 +91,8 @@ pub(super) struct Late {
 
 /// See the [module](self).
 pub(super) struct SimNode {
+    /// Of the device as it was formatted: no volume is in it.
+    superblock: BlockSuperblock,
     pub layout: Layout,
     /// Shards, with the bytes that they may still ask for.
     pub cells: Vec<RefCell<(node::Shard, Held<Sim>)>>,
@@ -105,8 +107,6 @@ pub(super) struct SimNode {
     /// What volumes may have of the cache.
     pub shares: Shares,
     pub space: RefCell<Space>,
-    /// What is cached always or never.
-    selection: Selection,
     pub changes: Changes,
     turns: RefCell<Turns>,
     admission: BlockAdmissionConfig,
@@ -114,7 +114,6 @@ pub(super) struct SimNode {
     pub volume_bytes: u64,
     /// That is what a volume has, and no guess.
     knows_volumes: bool,
-    seed: u64,
     pub admissions: RefCell<BTreeMap<u32, node::Admission>>,
     /// Lines last seen as metadata; kept where that makes a difference.
     metadata: RefCell<BTreeSet<LineId>>,
@@ -123,14 +122,15 @@ pub(super) struct SimNode {
 
 impl SimNode {
     pub(super) fn new(
-        layout: Layout,
+        superblock: BlockSuperblock,
         shards: impl Iterator<Item = node::Shard>,
         admission: BlockAdmissionConfig,
         (volume_bytes, stretch): (u64, u64),
-        (limits, shares, selection): (Limits, Shares, Selection),
-        seed: u64,
+        (limits, shares): (Limits, Shares),
     ) -> Result<SimNode, BlockAdmissionError> {
+        let layout = superblock.layout;
         let mut node = SimNode {
+            superblock,
             layout,
             cells: shards.map(|shard| RefCell::new((shard, Held::default()))).collect(),
             mail: RefCell::default(),
@@ -139,14 +139,12 @@ impl SimNode {
             late: RefCell::default(),
             limits,
             shares,
-            selection,
             space: RefCell::new(Space::new(&layout, stretch)),
             changes: Changes::new(layout.regions, QUIET),
             turns: RefCell::default(),
             admission,
             volume_bytes,
             knows_volumes: stretch > 0,
-            seed,
             admissions: RefCell::default(),
             metadata: RefCell::default(),
             knows_metadata: false,
@@ -157,7 +155,7 @@ impl SimNode {
     }
 
     fn new_admission(&self) -> Result<node::Admission, BlockAdmissionError> {
-        setup::admission(&self.admission, &self.layout, self.volume_bytes, self.seed)
+        setup::admission(&self.admission, &self.superblock, self.volume_bytes)
     }
 
     /// How many volumes there are.
@@ -173,6 +171,7 @@ impl SimNode {
         if !self.knows(volume) {
             let admission = self.new_admission()?;
             self.admissions.borrow_mut().insert(volume, admission);
+            self.shares.comes(volume, self.volume_bytes);
         }
         Ok(())
     }
@@ -252,9 +251,15 @@ impl SimNode {
         }
     }
 
-    fn policy_line(&self, line: LineId) -> PolicyLine {
-        let (volume, offset) = self.space.borrow().unmap(line.0 * u64::from(self.layout.line));
-        PolicyLine { volume: VolumeId(volume), offset }
+    /// The volume that has a line, by its number, and the line's first byte in it.
+    fn place(&self, line: LineId) -> Option<(u32, u64)> {
+        self.space.borrow().unmap(line.0 * u64::from(self.layout.line))
+    }
+
+    /// A line as admission knows it, and what it holds.
+    fn seen(&self, volume: &Sharer, line: LineId) -> Seen {
+        let offset = self.place(line).map_or(0, |(_, offset)| offset);
+        (PolicyLine { volume: volume.id, offset }, self.kind_of(line))
     }
 
     fn count(&self, volume: u32, reason: Reason) {
@@ -265,7 +270,7 @@ impl SimNode {
 }
 
 impl Owners for SimNode {
-    type Volume = (u32, Arc<Account>);
+    type Volume = Arc<Sharer>;
 
     fn pins(&self) -> &Pins {
         &self.shares.pins
@@ -275,30 +280,32 @@ impl Owners for SimNode {
         self.layout.shards
     }
 
-    fn owner(&self, line: LineId) -> Option<(u32, Arc<Account>)> {
-        let volume = self.policy_line(line).volume.0;
-        Some((volume, self.shares.account(volume)))
+    fn owner(&self, line: LineId) -> Option<Arc<Sharer>> {
+        self.shares.of(self.place(line)?.0)
     }
 
-    fn id(&self, volume: &(u32, Arc<Account>)) -> VolumeId {
-        VolumeId(volume.0)
+    fn id(&self, volume: &Arc<Sharer>) -> VolumeId {
+        volume.id
     }
 
-    fn account<'a>(&'a self, volume: &'a (u32, Arc<Account>)) -> &'a Account {
-        &volume.1
+    fn account<'a>(&'a self, volume: &'a Arc<Sharer>) -> &'a Account {
+        &volume.account
     }
 
-    fn selects(&self, volume: &(u32, Arc<Account>)) -> bool {
-        self.selection.selects(VolumeId(volume.0))
+    fn selects(&self, volume: &Arc<Sharer>) -> bool {
+        volume.is_selected()
     }
 
-    fn is_pinned(&self, _: &(u32, Arc<Account>), line: LineId) -> bool {
-        let PolicyLine { volume, offset } = self.policy_line(line);
-        self.selection.rule(volume, offset, self.layout.line.into()) == Rule::Always
+    fn is_pinned(&self, _: &Arc<Sharer>, line: LineId) -> bool {
+        let rule = |(volume, offset)| {
+            let bytes = u64::from(self.layout.line);
+            self.shares.selection().rule(VolumeId(volume), offset, bytes)
+        };
+        self.place(line).is_some_and(|place| rule(place) == Rule::Always)
     }
 
-    fn refused(&self, volume: &(u32, Arc<Account>), reason: Reason) {
-        self.count(volume.0, reason);
+    fn refused(&self, volume: &Arc<Sharer>, reason: Reason) {
+        self.count(volume.id.0, reason);
     }
 }
 
@@ -308,29 +315,24 @@ impl Questions for SimNode {
     }
 
     fn prefer(&self, line: LineId, victim: LineId) -> bool {
-        let prefers = || {
-            let (of, its) = (self.policy_line(line), self.policy_line(victim));
-            let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
+        owners::prefer(self, line, victim, |of, its| {
+            let (at, over) = (self.seen(of, line), self.seen(its, victim));
             let mut admissions = self.admissions.borrow_mut();
-            let admission = admissions.get_mut(&of.volume.0);
-            admission.is_none_or(|a| limits::prefer(a, (of, kind), (its, its_kind)))
-        };
-        match self.shares.is_any() {
-            true => owners::prefer(self, line, victim, |_, _| prefers()),
-            false => prefers(),
-        }
+            let admission = admissions.get_mut(&of.id.0);
+            admission.is_none_or(|a| limits::prefer(a, at, over))
+        })
     }
 
     fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
-        self.shares.is_any() && owners::keep(self, victim, line)
+        owners::keep(self, victim, line)
     }
 
     fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        self.shares.is_any() && owners::keep_groups(self, first, last, lines)
+        owners::keep_groups(self, first, last, lines)
     }
 
     fn may_grow(&self, line: LineId) -> bool {
-        !self.shares.is_any() || owners::may_grow(self, line)
+        owners::may_grow(self, line)
     }
 }
 
@@ -368,13 +370,14 @@ impl Calls<Sim> for SimNode {
 }
 
 impl Stores for SimNode {
-    /// All volumes have one store.
-    fn store_of(&self, _region: u32) -> Option<VolumeId> {
-        Some(VolumeId(0))
+    /// Each volume has one of its own: a region is one volume's.
+    fn store_of(&self, region: u32) -> Option<VolumeId> {
+        let lines = self.layout.region_groups * u64::from(GROUP_LINES);
+        self.place(LineId(u64::from(region) * lines)).map(|(volume, _)| VolumeId(volume))
     }
 
     fn stores(&self) -> Vec<VolumeId> {
-        vec![VolumeId(0)]
+        self.admissions.borrow().keys().copied().map(VolumeId).collect()
     }
 }
 
@@ -416,11 +419,11 @@ impl Node<Sim> for SimNode {
     }
 
     fn selects(&self, volume: &Run) -> bool {
-        self.selection.selects(VolumeId(volume.volume))
+        self.shares.selection().selects(VolumeId(volume.volume))
     }
 
     fn rule(&self, volume: &Run, at: u64, len: u64) -> Rule {
-        self.selection.rule(VolumeId(volume.volume), at, len)
+        self.shares.selection().rule(VolumeId(volume.volume), at, len)
     }
 
     fn kind(&self, volume: &Run, at: u64, len: u64) -> BlockKind {

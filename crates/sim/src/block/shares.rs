@@ -1,64 +1,109 @@
-//! What volumes may have of the cache: their accounts, by number, and what of them is pinned.
+//! What volumes may have of the cache: volumes by number, with their accounts, and what of them is pinned.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use larder_engine::block::node::owners::{Governed, govern};
 use larder_engine::block::node::share::{Account, Pins, Share, ShareLines};
 use larder_format::block::Layout;
-use larder_policy::block::Selection;
+use larder_policy::block::{Selection, VolumeId};
 
-/// Accounts of volumes. Empty where no share is stated and nothing is selected: nothing is counted then.
-#[derive(Debug, Default)]
+/// A volume that has come.
+#[derive(Debug)]
+pub(super) struct Sharer {
+    pub id: VolumeId,
+    bytes: u64,
+    pub account: Account,
+    /// Something is selected of it.
+    selected: AtomicBool,
+}
+
+impl Sharer {
+    pub(super) fn is_selected(&self) -> bool {
+        self.selected.load(Ordering::Relaxed)
+    }
+}
+
+impl Governed for Sharer {
+    fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn account(&self) -> &Account {
+        &self.account
+    }
+
+    fn select(&self, selected: bool) {
+        self.selected.store(selected, Ordering::Relaxed);
+    }
+}
+
+/// Volumes that have come, and what is stated of those that may.
+#[derive(Debug)]
 pub(super) struct Shares {
     pub pins: Pins,
     stated: BTreeMap<u32, ShareLines>,
-    accounts: RefCell<BTreeMap<u32, Arc<Account>>>,
-    governed: bool,
+    selection: Selection,
+    volumes: RefCell<BTreeMap<u32, Arc<Sharer>>>,
 }
 
 impl Shares {
-    /// The shares that are stated, by volume, and what is selected of volumes of `volume` bytes.
+    /// The shares that are stated, by volume, and what is selected.
     ///
     /// # Errors
     /// When one makes no sense in a cache of this size: the volume and why.
     pub(super) fn new(
         stated: impl Iterator<Item = (u32, Share)>,
-        selection: &Selection,
-        volume: u64,
+        selection: Selection,
         layout: &Layout,
     ) -> Result<Shares, (u32, String)> {
-        let mut shares = Shares {
-            pins: Pins::new(layout.capacity() * u64::from(layout.line)),
-            ..Shares::default()
-        };
-        for (volume, share) in stated {
+        let lines = |(volume, share)| {
             let lines = ShareLines::new(share, layout.capacity(), layout.line);
-            shares.stated.insert(volume, lines.map_err(|why| (volume, why))?);
-        }
-        let pinned = selection.volumes().map(|id| selection.pinned_bytes(id, volume)).sum();
-        shares.governed = !shares.stated.is_empty() || selection.volumes().next().is_some();
-        shares.pins.set(pinned, shares.governed);
-        Ok(shares)
+            lines.map(|lines| (volume, lines)).map_err(|why| (volume, why))
+        };
+        Ok(Shares {
+            pins: Pins::new(layout.capacity() * u64::from(layout.line)),
+            stated: stated.map(lines).collect::<Result<_, _>>()?,
+            selection,
+            volumes: RefCell::default(),
+        })
     }
 
-    /// Whether any volume has a share, or anything is selected.
-    pub(super) fn is_any(&self) -> bool {
-        self.governed
+    /// What is cached always or never.
+    pub(super) fn selection(&self) -> &Selection {
+        &self.selection
     }
 
-    /// The account of a volume.
-    pub(super) fn account(&self, volume: u32) -> Arc<Account> {
-        let share = || self.stated.get(&volume).copied().unwrap_or_default();
-        let mut accounts = self.accounts.borrow_mut();
-        accounts.entry(volume).or_insert_with(|| Arc::new(Account::new(share()))).clone()
+    /// Whether lines are counted. Where no volume can have a share and nothing is selected no account is asked, and a count takes its time.
+    pub(super) fn are_counted(&self) -> bool {
+        !self.stated.is_empty() || self.selection.volumes().next().is_some()
+    }
+
+    /// A volume comes, of so many bytes.
+    pub(super) fn comes(&self, volume: u32, bytes: u64) {
+        let share = self.stated.get(&volume).copied().unwrap_or_default();
+        let (id, account) = (VolumeId(volume), Account::new(share));
+        let sharer = Sharer { id, bytes, account, selected: AtomicBool::new(false) };
+        let mut volumes = self.volumes.borrow_mut();
+        volumes.insert(volume, Arc::new(sharer));
+        govern(volumes.values().map(|v| &**v), &self.selection, &self.pins);
+    }
+
+    /// The volume of this number, if it has come.
+    pub(super) fn of(&self, volume: u32) -> Option<Arc<Sharer>> {
+        self.volumes.borrow().get(&volume).cloned()
     }
 
     /// Volumes have so many lines, by a count.
     pub(super) fn set(&self, counts: &BTreeMap<u32, u64>) {
-        counts.keys().for_each(|&volume| drop(self.account(volume)));
-        for (volume, account) in &*self.accounts.borrow() {
-            account.set(counts.get(volume).copied().unwrap_or(0));
+        for (volume, sharer) in &*self.volumes.borrow() {
+            sharer.account.set(counts.get(volume).copied().unwrap_or(0));
         }
     }
 }

@@ -52,8 +52,8 @@ impl Space {
         }
     }
 
-    /// The volume, and the byte in it, of an address that was mapped.
-    pub(crate) fn unmap(&self, address: u64) -> (u32, u64) {
+    /// The volume, and the byte in it, of an address; none of one where no volume lies.
+    pub(crate) fn unmap(&self, address: u64) -> Option<(u32, u64)> {
         match self {
             Space::Stated(stated) => stated.unmap(address),
             Space::Touched(touched) => touched.unmap(address),
@@ -101,9 +101,9 @@ impl Stated {
         Ok(first)
     }
 
-    fn unmap(&self, address: u64) -> (u32, u64) {
-        let of = self.back.range(..=address).next_back();
-        of.map_or((0, address), |(first, volume)| (*volume, address - first))
+    fn unmap(&self, address: u64) -> Option<(u32, u64)> {
+        let (first, volume) = self.back.range(..=address).next_back()?;
+        (address - first < self.bytes).then_some((*volume, address - first))
     }
 }
 
@@ -143,10 +143,10 @@ impl Touched {
         Ok((at * self.stretch + within, self.stretch - within))
     }
 
-    fn unmap(&self, address: u64) -> (u32, u64) {
+    fn unmap(&self, address: u64) -> Option<(u32, u64)> {
         let at = (address / self.stretch) as usize;
-        let (volume, number) = self.back.get(at).copied().unwrap_or_default();
-        (volume, number * self.stretch + address % self.stretch)
+        let (volume, number) = self.back.get(at).copied()?;
+        Some((volume, number * self.stretch + address % self.stretch))
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
         for volume in 0..5 {
             for offset in [0, 4096, 5 << 30, (1 << 50) + 512] {
                 let (at, left) = space.map(volume, offset).unwrap();
-                assert_eq!(space.unmap(at), (volume, offset));
+                assert_eq!(space.unmap(at), Some((volume, offset)));
                 assert!(left > 0 && offset % STRETCH + left == STRETCH);
                 assert!(at < layout.space_lines() * 4096);
                 assert_eq!(seen.insert(at, (volume, offset)), None);
@@ -185,7 +185,8 @@ mod tests {
             let first = place * BYTES.next_multiple_of(region);
             assert_eq!(space.map(volume, 512), Ok((first + 512, BYTES - 512)));
             assert_eq!(space.map(volume, BYTES - 1), Ok((first + BYTES - 1, 1)));
-            assert_eq!(space.unmap(first + 4096), (volume, 4096));
+            assert_eq!(space.unmap(first + 4096), Some((volume, 4096)));
+            assert_eq!(space.unmap(first + BYTES), None, "nobody's");
             let beyond = NoPlace::Beyond { volume, offset: BYTES, bytes: BYTES };
             assert_eq!(space.map(volume, BYTES), Err(beyond));
         }

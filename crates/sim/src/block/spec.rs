@@ -173,22 +173,10 @@ impl Block {
             let must = "write cache, gc, or gc:SHARE with the share of a segment that may be kept, 0 to 0.95";
             ("evict", format!("'{}'", self.evict), must.to_owned())
         })?;
-        if self.placement()? != Placement::Full {
-            let without = |key: &'static str, value: &str| {
-                let must = format!(
-                    "it is of the placement full alone, and this cache has {}: leave it out",
-                    self.placement
-                );
-                Err((key, format!("'{value}'"), must))
-            };
-            if reclaim != defaults::RECLAIM {
-                return without("reclaim", &self.reclaim);
-            }
-            if evict != defaults::evict() {
-                return without("evict", &self.evict);
-            }
-        }
-        Ok(Making { replacement: self.replacement()?, reclaim, evict })
+        let making = Making { replacement: self.replacement()?, reclaim, evict };
+        defaults::check_making(&making, self.placement()?)
+            .map_err(|e| (e.what, format!("'{}'", e.value), e.to_string()))?;
+        Ok(making)
     }
 
     /// What volumes may have, by number.

@@ -205,7 +205,6 @@ pub struct HybridCache<M = CompactArena> {
     ahead: VecDeque<Ahead>,
     /// Of any object, to be made that of one.
     key: Key,
-    training: learn::TrainParams,
     now: Now,
 }
 
@@ -289,7 +288,6 @@ impl<M: Resizable> HybridCache<M> {
             counters: Counters::default(),
             ahead: VecDeque::new(),
             key: Contents::key_of(0, ID_LEN as u8),
-            training: config.admission.flashiness.training,
             now: Now { mono: Nanos::ZERO, wall: UnixSecs(EPOCH) },
         })
     }
@@ -444,12 +442,12 @@ impl<M: Resizable> HybridCache<M> {
 
     /// Has maintenance do all that is due.
     fn maintain(&mut self) {
-        let HybridCache { node, maintenance, device, training, now, .. } = self;
+        let HybridCache { setup, node, maintenance, device, now, .. } = self;
         let mut fit = Fit::default();
         loop {
             let turn = maintenance.turn(*now, node, device, &mut fit);
             if let Some((set, seed)) = fit.0.take() {
-                let model = learn::train(&set, training, seed).ok();
+                let model = setup.train(&set, seed).ok();
                 self.counters.models += u64::from(model.is_some());
                 maintenance.fitted(*now, node, set.app, model);
                 continue;

@@ -7,7 +7,7 @@ use larder_policy::block::{EvictionBy, VictimPolicy};
 
 use super::readahead;
 use crate::block::WriteMode;
-use crate::block::map::Replacement;
+use crate::block::map::{Making, Replacement};
 
 /// Bytes of a line.
 pub const LINE: u32 = 4096;
@@ -66,4 +66,59 @@ pub fn check_fill_memory(bytes: ByteSize) -> Result<(), SizeError> {
 /// [`SizeError::ReadAhead`].
 pub fn check_readahead(bytes: ByteSize) -> Result<(), SizeError> {
     if bytes <= readahead::FURTHEST { Ok(()) } else { Err(SizeError::ReadAhead) }
+}
+
+/// What was said of who makes room in a log of segments, for a cache that is none. It reads as what follows the setting's name and value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is of the placement full alone, and this cache has {placement}: leave it out")]
+pub struct OfFullAlone {
+    /// Which setting: `reclaim` or `evict`.
+    pub what: &'static str,
+    /// Its value, as it is written.
+    pub value: String,
+    /// What the cache is.
+    pub placement: Placement,
+}
+
+/// Whether what is said of who makes room is said of this placement: which segment is reclaimed, and who evicts, are of a log of segments.
+///
+/// # Errors
+/// [`OfFullAlone`], where something other than the default is said.
+pub fn check_making(making: &Making, placement: Placement) -> Result<(), OfFullAlone> {
+    let Making { reclaim, evict, .. } = *making;
+    let (what, value) = match placement {
+        Placement::Full => return Ok(()),
+        _ if reclaim != RECLAIM => ("reclaim", reclaim.to_string()),
+        _ if evict != self::evict() => ("evict", evict.to_string()),
+        _ => return Ok(()),
+    };
+    Err(OfFullAlone { what, value, placement })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_makes_room_is_said_of_a_log_of_segments_alone() {
+        let usual = Making::default();
+        let greedy = Making { reclaim: VictimPolicy::Greedy, ..usual };
+        let by_cache = Making { evict: EvictionBy::Cache, ..usual };
+        let others = [Placement::Sets(8), Placement::Sets(1), Placement::Sparse(64 << 20)];
+        for making in [usual, greedy, by_cache] {
+            assert_eq!(check_making(&making, Placement::Full), Ok(()));
+        }
+        for placement in others {
+            assert_eq!(check_making(&usual, placement), Ok(()));
+            let refused = |making| check_making(&making, placement).unwrap_err();
+            let (of_reclaim, of_evict) = (refused(greedy), refused(by_cache));
+            assert_eq!((of_reclaim.what, &of_reclaim.value[..]), ("reclaim", "greedy"));
+            assert_eq!((of_evict.what, &of_evict.value[..]), ("evict", "cache"));
+        }
+        let said = check_making(&greedy, Placement::Sets(8)).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "it is of the placement full alone, and this cache has set:8: leave it out"
+        );
+    }
 }

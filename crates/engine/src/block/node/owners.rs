@@ -131,18 +131,38 @@ pub fn prefer<O: Owners>(
     preferred
 }
 
-/// A volume with a place in the line space.
-pub trait Volume {
+/// A volume that may have a share, and of which something may be selected.
+pub trait Governed {
     /// Its number.
     fn id(&self) -> VolumeId;
-    /// Its first byte in the line space.
-    fn base(&self) -> u64;
     /// Its bytes.
     fn bytes(&self) -> u64;
     /// Its lines, and how many it may have.
     fn account(&self) -> &Account;
     /// Something is selected of it, or nothing is.
     fn select(&self, selected: bool);
+}
+
+/// What is selected has changed, which volumes there are (all of them are `volumes`), or how long they are.
+pub fn govern<'a, V: Governed + 'a>(
+    volumes: impl Iterator<Item = &'a V>,
+    selection: &Selection,
+    pins: &Pins,
+) {
+    let (mut governed, mut pinned) = (false, 0);
+    for volume in volumes {
+        let selected = selection.selects(volume.id());
+        volume.select(selected);
+        governed |= selected || volume.account().share().is_any();
+        pinned += selection.pinned_bytes(volume.id(), volume.bytes());
+    }
+    pins.set(pinned, governed);
+}
+
+/// A volume with a place in the line space.
+pub trait Volume: Governed {
+    /// Its first byte in the line space.
+    fn base(&self) -> u64;
 }
 
 /// Volumes by their places in the line space.
@@ -181,13 +201,6 @@ impl<T: Volume, V: std::ops::Deref<Target = T> + Clone> Placed<V> {
 
     /// What is selected has changed, which volumes there are, or how long they are.
     pub fn govern(&self, selection: &Selection, pins: &Pins) {
-        let (mut governed, mut pinned) = (false, 0);
-        for volume in &self.0 {
-            let selected = selection.selects(volume.id());
-            volume.select(selected);
-            governed |= selected || volume.account().share().is_any();
-            pinned += selection.pinned_bytes(volume.id(), volume.bytes());
-        }
-        pins.set(pinned, governed);
+        govern(self.0.iter().map(|v| &**v), selection, pins);
     }
 }

@@ -36,16 +36,17 @@ pub fn shard(config: BlockConfig, map: Map) -> RecordedShard {
     RecordedShard::new(BlockShard::new(config, map))
 }
 
-/// Admission of a volume of so many bytes, without a tape; `seed` is the cache's key.
+/// Admission of a volume of so many bytes in the cache of this superblock, without a tape. It hashes with the cache's key: where lines lie and which of
+/// them share a counter is of the device, the same in each run and nothing that a client can choose.
 ///
 /// # Errors
 /// When its tables would be too large.
 pub fn admission(
     config: &BlockAdmissionConfig,
-    layout: &Layout,
+    superblock: &BlockSuperblock,
     backing_bytes: u64,
-    seed: u64,
 ) -> Result<RecordedAdmission, BlockAdmissionError> {
+    let BlockSuperblock { layout, key: seed, .. } = *superblock;
     let (line_bytes, lines) = (layout.line, layout.capacity());
     let setup = BlockSetup { line_bytes, lines, backing_bytes, seed };
     BlockAdmission::new(config, &setup).map(RecordedAdmission::new)

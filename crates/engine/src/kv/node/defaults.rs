@@ -11,6 +11,8 @@ pub const LEAST_FLASH: u64 = 16 << 20;
 pub const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
 /// Mean bytes of an object on flash.
 pub const OBJECT_SIZE: u32 = 280;
+/// The least and the most that may be said of it, bytes: the index is sized by it.
+pub const OBJECT_SIZE_BOUNDS: (u64, u64) = (64, 16 << 20);
 /// Largest object, bytes.
 pub const MAX_ITEM: u32 = 1 << 20;
 /// The least that the largest object may be, bytes.
@@ -53,6 +55,13 @@ pub enum SizeError {
         /// The memory.
         memory: ByteSize,
     },
+    /// A mean size of objects on flash that is none.
+    #[error(
+        "must be between {} bytes and {}",
+        OBJECT_SIZE_BOUNDS.0,
+        ByteSize(OBJECT_SIZE_BOUNDS.1)
+    )]
+    ObjectOnFlash,
     /// Too little flash.
     #[error("must be at least {}", ByteSize(LEAST_FLASH))]
     LittleFlash,
@@ -91,6 +100,15 @@ pub fn check_memory(memory: u64, max_item: u64) -> Result<(), SizeError> {
         return Err(SizeError::LargeItem { memory: ByteSize(memory) });
     }
     Ok(())
+}
+
+/// Whether objects on flash may be said to have so many bytes, on average.
+///
+/// # Errors
+/// [`SizeError::ObjectOnFlash`].
+pub fn check_object_size(bytes: u64) -> Result<(), SizeError> {
+    let (least, most) = OBJECT_SIZE_BOUNDS;
+    if (least..=most).contains(&bytes) { Ok(()) } else { Err(SizeError::ObjectOnFlash) }
 }
 
 /// Whether so much flash can be asked for beside the memory, which its index takes at most half of.

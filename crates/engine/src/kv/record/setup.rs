@@ -8,6 +8,7 @@ use larder_policy::admission::{
 };
 use larder_policy::application::{ApplicationError, Applications, ApplicationsConfig};
 use larder_policy::budget::{BudgetError, BudgetState, WriteBudget, WriteBudgetConfig};
+use larder_policy::learn::{self, LearnError, Model, TrainingSet};
 use serde::{Deserialize, Serialize};
 
 use crate::dram::{Arena, ObjectMemory};
@@ -204,6 +205,14 @@ impl std::fmt::Display for Whose {
 impl RunSetup {
     /// The version that is written and read.
     pub const VERSION: u32 = VERSION;
+
+    /// Fits a model of these samples, as admission says.
+    ///
+    /// # Errors
+    /// [`LearnError`].
+    pub fn train(&self, samples: &TrainingSet, seed: u64) -> Result<Model, LearnError> {
+        learn::train(samples, &self.admission.flashiness.training, seed)
+    }
 
     /// How many streams a record has.
     pub fn streams(&self) -> usize {

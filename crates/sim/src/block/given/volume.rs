@@ -56,7 +56,7 @@ impl Attached {
     ) -> Result<Rc<Attached>, GivenError> {
         let layout = superblock.layout;
         let line = u64::from(layout.line);
-        let admission = setup::admission(admission, &layout, record.bytes, superblock.key)?;
+        let admission = setup::admission(admission, superblock, record.bytes)?;
         let detector = setup::detector(&admission, record.bytes).map(RefCell::new);
         let share = ShareLines::new(share, layout.capacity(), layout.line)
             .map_err(|why| GivenError::volume(&record.name, why))?;
@@ -135,13 +135,9 @@ impl Attached {
     }
 }
 
-impl owners::Volume for Attached {
+impl owners::Governed for Attached {
     fn id(&self) -> VolumeId {
         self.id
-    }
-
-    fn base(&self) -> u64 {
-        self.base.get()
     }
 
     fn bytes(&self) -> u64 {
@@ -154,6 +150,12 @@ impl owners::Volume for Attached {
 
     fn select(&self, selected: bool) {
         self.selected.set(selected);
+    }
+}
+
+impl owners::Volume for Attached {
+    fn base(&self) -> u64 {
+        self.base.get()
     }
 }
 
