@@ -485,9 +485,7 @@ fn settings(Told { server, admission, budget }: &Told) -> String {
     match &parameters[..] {
         "" => format!("{out}admission = \"{policy}\"\n"),
         _ => {
-            format!(
-                "{out}[admission]\npolicy = \"{policy}\"\n[admission.flashiness]\n{parameters}"
-            )
+            format!("{out}[admission]\npolicy = \"{policy}\"\n[admission.flashiness]\n{parameters}")
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Maintenance in virtual time: the server's machine, over a drive that keeps nothing.
 //!
+//! It has its turns when a server's has them. A run may have years, so that ticks at which nothing is to be done are left out, but for the last before
+//! something is: that one says when the next is.
+//!
 //! A turn is as long as its writes and flushes. What it leaves for others, such as the bit that a write waits for, is theirs
 //! when it is over, and the next turn begins no earlier.
 
@@ -101,7 +104,9 @@ impl BlockSim {
     pub(super) fn wake_log(&mut self, now: Nanos) {
         let due = self.node.inbox.borrow().due();
         let mut shards = AtNode::<Sim, SimNode>::new(&self.node, self.node.layout.shards);
-        let own = self.maintenance.has_work(&mut shards).then_some(self.log_next);
+        // A turn takes what was left for it, too, whether that is due or not.
+        let works = due.is_some() || self.maintenance.has_work(&mut shards);
+        let own = works.then_some(self.log_next);
         if let Some(at) = due.into_iter().chain(own).min() {
             let at = Nanos(at.0.max(now.0).max(self.log_free.0));
             if self.log_due.is_none_or(|due| at < due) {
@@ -151,11 +156,11 @@ impl BlockSim {
         for Fill { shard, io, slot, bytes: Blank(bytes), .. } in begun.fills {
             self.world.write(now, ShardIo { shard, io }, slot, (bytes / line) as u32, true);
         }
-        for Copying { shard, io, from, to, lines } in begun.copies {
-            self.world.copy(ShardIo { shard, io }, from, to, lines);
-        }
         for Load { shard, io, page } in begun.loads {
             self.world.load_page(ShardIo { shard, io }, page, true);
+        }
+        for Copying { shard, io, from, to, lines } in begun.copies {
+            self.world.copy(ShardIo { shard, io }, from, to, lines);
         }
         // What a store of the simulation has answered is durable.
         for (store, number) in begun.flushes {

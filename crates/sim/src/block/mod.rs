@@ -27,7 +27,9 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::Shard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
+use larder_engine::block::node::maintenance::{
+    AtNode, COUNT, Census, Lines, Maintenance, Pace, ROUND, Turn,
+};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
@@ -51,7 +53,7 @@ use node::{Blank, Late, Run, Sim, SimNode};
 use shares::Shares;
 use space::NoPlace;
 use spec::Wrong;
-use world::{Event, World};
+use world::{Event, Whose, World};
 
 /// Of a request at most this much counts; no device takes more at once.
 const MOST_REQUEST: u64 = 1 << 30;
@@ -121,8 +123,9 @@ pub(crate) struct BlockSim {
     load: Load,
     depth: usize,
     census: Census,
-    /// When lines were last swept and counted, at least; and whether they are going to be.
+    /// When who has time comes next, when lines were counted last, and whether that is waited for since lines are to be swept.
     census_next: Nanos,
+    counted: Nanos,
     census_due: bool,
 }
 
@@ -205,6 +208,7 @@ impl BlockSim {
             depth: spec.depth as usize,
             census: Census::default(),
             census_next: Nanos::ZERO,
+            counted: Nanos::ZERO,
             census_due: false,
         };
         sim.wake_log(Nanos::ZERO);
@@ -312,16 +316,53 @@ impl BlockSim {
 
     fn run_until(&mut self, until: Nanos) {
         while self.world.next_at().is_some_and(|at| at <= until) && self.turn() {}
-        self.world.now = until;
-        self.node.now.set(until);
+        self.rest_until(until);
+        self.set_now(until);
     }
 
-    /// The next thing that ends. Returns whether there was one.
-    fn turn(&mut self) -> bool {
-        let Some((at, event)) = self.world.next_event() else { return false };
-        let now = Nanos(self.world.now.0.max(at.0));
+    fn set_now(&mut self, now: Nanos) {
         self.world.now = now;
         self.node.now.set(now);
+    }
+
+    /// What ends next, with all of the same kind that ends by then: as a server takes what has completed. Returns whether there was
+    /// anything.
+    fn turn(&mut self) -> bool {
+        let Some((at, whose)) = self.world.next() else { return false };
+        self.rest_until(at);
+        let now = Nanos(self.world.now.0.max(at.0));
+        self.set_now(now);
+        match whose {
+            Whose::Device | Whose::Store => {
+                // What is begun meanwhile ends in a turn of its own, if it takes no time.
+                for whose in [Whose::Device, Whose::Store] {
+                    while let Some((at, event)) = self.world.take(whose, now) {
+                        self.ended(at, event);
+                    }
+                }
+            }
+            Whose::Upkeep | Whose::Log => {
+                let next = |world: &mut World| {
+                    world.take(Whose::Upkeep, now).or_else(|| world.take(Whose::Log, now))
+                };
+                while let Some((at, event)) = next(&mut self.world) {
+                    self.ended(at, event);
+                    self.wake_log(now);
+                }
+            }
+            Whose::Round => {
+                while let Some((at, event)) = self.world.take(whose, now) {
+                    self.ended(at, event);
+                }
+            }
+        }
+        self.serve();
+        true
+    }
+
+    /// Something has ended, `at` which it was to.
+    fn ended(&mut self, at: Nanos, event: Event) {
+        let now = self.world.now;
         let sums = |lines: u32| &CRCS[..(lines as usize).min(CRCS.len())];
         let BlockSim { node, queue, world, maintenance, .. } = self;
         let mut shards = AtNode::<Sim, SimNode>::new(node, node.layout.shards);
@@ -365,18 +406,18 @@ impl BlockSim {
             Event::StoreChanged { job } => {
                 queue.store_changed(node, now, world, JobId(job), Ok(()));
             }
-            Event::Census => self.census(),
+            Event::Census => {
+                self.census_due = false;
+                self.round(now);
+            }
             Event::Log => self.step_log(at),
             Event::Logged => self.logged(now),
         }
-        self.serve();
-        true
     }
 
     // ---- requests ----
 
     fn submit(&mut self, number: u64, came: Nanos, request: &Request) -> Result<(), Stop> {
-        self.count_soon();
         let volume = request.app;
         if !self.node.knows(volume) && self.node.volumes() >= MAX_VOLUMES {
             return Err(Stop::Volumes);
@@ -448,37 +489,44 @@ impl BlockSim {
                 break;
             }
         }
-        if self.node.any(|s| s.wants_sweep()) {
-            self.census_soon();
+        if self.node.any(|s| s.wants_sweep()) && !std::mem::replace(&mut self.census_due, true) {
+            self.world.at(Nanos(self.census_next.0.max(now.0)), Event::Census);
         }
         self.wake_log(now);
     }
 
-    /// Void lines leave the map, and lines are counted. As long as there is anything else to be done, and with the next request,
-    /// they are counted again. How long the thread that does it takes is not modelled.
-    fn census(&mut self) {
-        self.census_due = false;
-        let (now, mut lines) =
-            (self.world.now, Counted { node: &self.node, lines: BTreeMap::new() });
+    /// Who has time: void lines leave the map, and lines are counted. How long the thread that does it takes is not modelled.
+    fn round(&mut self, now: Nanos) {
+        let mut lines =
+            Counted { node: &self.node, lines: BTreeMap::new(), counted: &mut self.counted, now };
         self.census_next = loop {
             if let Turn::At(at) = self.census.turn(now, &mut lines) {
-                break at;
+                break Nanos(at.0.min((now + ROUND).0));
             }
         };
-        if self.world.next_at().is_some() {
-            self.count_soon();
-        }
     }
 
-    fn count_soon(&mut self) {
-        if self.node.shares.are_counted() {
-            self.census_soon();
+    /// Nothing is to be done before `at`: turns and rounds that a server has meanwhile are left out, but for the last of each, by which it is known when
+    /// the next are.
+    fn rest_until(&mut self, at: Nanos) {
+        let last = |from: Nanos, every: Nanos| {
+            Nanos(from.0 + (at.0 - 1).saturating_sub(from.0) / every.0.max(1) * every.0)
+        };
+        let next = Nanos(self.log_next.0.max(self.log_free.0));
+        if self.log_due.is_none() && next < at {
+            let turn = last(next, self.maintenance.pace().tick);
+            self.log_due = Some(turn);
+            self.step_log(turn);
         }
-    }
-
-    fn census_soon(&mut self) {
-        if !std::mem::replace(&mut self.census_due, true) {
-            self.world.at(Nanos(self.census_next.0.max(self.world.now.0)), Event::Census);
+        if self.census_due || self.census_next >= at {
+            return;
+        }
+        let count = last(self.counted, COUNT);
+        if self.node.shares.are_counted() && count >= self.census_next {
+            self.round(count);
+        }
+        if self.census_next < at {
+            self.round(last(self.census_next, ROUND));
         }
     }
 }
@@ -487,6 +535,9 @@ impl BlockSim {
 struct Counted<'a> {
     node: &'a SimNode,
     lines: BTreeMap<u32, u64>,
+    /// When they were counted last.
+    counted: &'a mut Nanos,
+    now: Nanos,
 }
 
 impl Lines for Counted<'_> {
@@ -510,6 +561,7 @@ impl Lines for Counted<'_> {
     }
 
     fn counted(&mut self) {
+        *self.counted = self.now;
         let lines = std::mem::take(&mut self.lines);
         if self.node.shares.are_counted() {
             self.node.shares.set(&lines);

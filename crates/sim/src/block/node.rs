@@ -18,7 +18,7 @@ use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::{GroupId, LineId, OpId};
+use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId};
 use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{
     BlockAdmissionConfig, BlockAdmissionError, BlockKind, LineId as PolicyLine, Reason, Rule,
@@ -370,13 +370,14 @@ impl Calls<Sim> for SimNode {
 }
 
 impl Stores for SimNode {
-    /// All volumes have one store.
-    fn store_of(&self, _region: u32) -> Option<VolumeId> {
-        Some(VolumeId(0))
+    /// Each volume has one of its own: a region is one volume's.
+    fn store_of(&self, region: u32) -> Option<VolumeId> {
+        let lines = self.layout.region_groups * u64::from(GROUP_LINES);
+        self.place(LineId(u64::from(region) * lines)).map(|(volume, _)| VolumeId(volume))
     }
 
     fn stores(&self) -> Vec<VolumeId> {
-        vec![VolumeId(0)]
+        self.admissions.borrow().keys().copied().map(VolumeId).collect()
     }
 }
 

@@ -62,6 +62,49 @@ pub(super) enum Event {
     Logged,
 }
 
+/// What is done first of what ends at the same time: the order that a queue and maintenance have in [`Given`](super::Given).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Whose {
+    /// I/O of the cache device that the queue has asked for.
+    Device,
+    /// What a store has done.
+    Store,
+    /// Maintenance: its I/O,
+    Upkeep,
+    /// and its turns.
+    Log,
+    /// Who has time.
+    Round,
+}
+
+impl Whose {
+    const ALL: [Whose; 5] = [Whose::Device, Whose::Store, Whose::Upkeep, Whose::Log, Whose::Round];
+}
+
+impl Event {
+    fn whose(self) -> Whose {
+        match self {
+            Event::FlashRead { .. } | Event::Merged { .. } => Whose::Device,
+            Event::FlashWritten { upkeep, .. }
+            | Event::FlashFull { upkeep, .. }
+            | Event::Loaded { upkeep, .. } => {
+                if upkeep {
+                    Whose::Upkeep
+                } else {
+                    Whose::Device
+                }
+            }
+            Event::StoreRead { .. } | Event::StoreChanged { .. } => Whose::Store,
+            Event::Logged => Whose::Upkeep,
+            Event::Log => Whose::Log,
+            Event::Census => Whose::Round,
+        }
+    }
+}
+
+/// By time, and of the same time in the order in which they were put down.
+type Events = BinaryHeap<Reverse<(Nanos, u64, Event)>>;
+
 /// A request of the trace under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
@@ -104,7 +147,8 @@ pub(super) struct World {
     /// Of a sparse cache, what lies between its file and the drive.
     pub files: Option<Files>,
     pub store: StoreModel,
-    events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    /// By [`Whose`].
+    events: [Events; Whose::ALL.len()],
     sequence: u64,
     /// By the number that their operations have as ticket.
     pub asked: BTreeMap<u64, Asked>,
@@ -127,7 +171,7 @@ impl World {
             drive,
             files,
             store,
-            events: BinaryHeap::new(),
+            events: Default::default(),
             sequence: 0,
             asked: BTreeMap::new(),
             next: 0,
@@ -140,16 +184,28 @@ impl World {
 
     pub(super) fn at(&mut self, at: Nanos, event: Event) {
         self.sequence += 1;
-        self.events.push(Reverse((at, self.sequence, event)));
+        self.events[event.whose() as usize].push(Reverse((at, self.sequence, event)));
+    }
+
+    /// When the next thing ends, and what it is.
+    pub(super) fn next(&self) -> Option<(Nanos, Whose)> {
+        let first = |whose: Whose| {
+            let Reverse((at, ..)) = self.events[whose as usize].peek()?;
+            Some((*at, whose))
+        };
+        Whose::ALL.into_iter().filter_map(first).min()
     }
 
     /// When the next thing ends.
     pub(super) fn next_at(&self) -> Option<Nanos> {
-        self.events.peek().map(|Reverse((at, ..))| *at)
+        self.next().map(|(at, _)| at)
     }
 
-    pub(super) fn next_event(&mut self) -> Option<(Nanos, Event)> {
-        self.events.pop().map(|Reverse((at, _, event))| (at, event))
+    /// What of this has ended by `now`, one after the other.
+    pub(super) fn take(&mut self, whose: Whose, now: Nanos) -> Option<(Nanos, Event)> {
+        let events = &mut self.events[whose as usize];
+        events.peek().filter(|Reverse((at, ..))| *at <= now)?;
+        events.pop().map(|Reverse((at, _, event))| (at, event))
     }
 
     // ---- requests ----

@@ -33,7 +33,7 @@ use crate::block::paging::TableChange;
 use crate::block::planted::Planted;
 use crate::block::record::{BlockTape, RecordedLog};
 use crate::block::shard::MapRecord;
-pub use census::{Census, Lines, MOST_LOOKS, ROUND, SWEEP_STEP};
+pub use census::{COUNT, Census, Lines, MOST_LOOKS, ROUND, SWEEP_STEP};
 pub use inbox::{Inbox, Work};
 pub use shards::{AtNode, Shards, Stores};
 use stop::Stop;

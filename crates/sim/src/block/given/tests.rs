@@ -1,3 +1,5 @@
+mod lockstep;
+
 use std::collections::BTreeMap;
 
 use larder_base::{Rng, UnixSecs};

@@ -14,7 +14,7 @@ const SWEEP: Nanos = Nanos::from_millis(20);
 /// Where there is nothing to sweep it looks again after so long.
 const LOOK: Nanos = Nanos::from_millis(100);
 /// The least time between two counts; a count that takes long is made less often, so that it is no load.
-const EVERY: Nanos = Nanos::from_secs(1);
+pub const COUNT: Nanos = Nanos::from_secs(1);
 const SHARE_OF_TIME: u64 = 100;
 /// Reads of one volume's store, for what tells where a file system's metadata is, in one round.
 pub const MOST_LOOKS: u32 = 16;
@@ -78,7 +78,7 @@ impl Census {
             if *shard >= lines.shards() {
                 lines.counted();
                 let took = now.saturating_sub(*begun).0;
-                self.next_count = *begun + EVERY.max(Nanos(took.saturating_mul(SHARE_OF_TIME)));
+                self.next_count = *begun + COUNT.max(Nanos(took.saturating_mul(SHARE_OF_TIME)));
                 self.counting = None;
             }
             return Turn::Again;
