@@ -656,7 +656,7 @@ mod tests {
                     flash_cost: 1.0,
                     endurance_bytes: 600_000_000_000_000,
                     years: 3.5,
-                    device_write_amplification: WriteBudgetConfig::default().device_write_amplification,
+                    device_write_amplification: 1.25,
                     most_flash: None,
                     admission_objective: objective,
                     price,
