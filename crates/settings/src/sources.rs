@@ -261,5 +261,11 @@ fn is_default(flag: &Arg, words: &[OsString]) -> bool {
     let value =
         said.to_str().and_then(|w| w.strip_prefix("--")?.strip_prefix(long)?.strip_prefix('='));
     let (Some(value), Some(default)) = (value, default.to_str()) else { return false };
-    takes_value(flag) && (value == default || size(value).is_some_and(|s| size(default) == Some(s)))
+    // As sizes 1.25 and 1.1 were the same byte: numbers are compared as numbers.
+    let number = |text: &str| text.parse::<f64>().ok();
+    let same = match (number(value), number(default)) {
+        (Some(value), Some(default)) => value == default,
+        _ => value == default || size(value).is_some_and(|s| size(default) == Some(s)),
+    };
+    takes_value(flag) && same
 }
