@@ -8,7 +8,7 @@ use larder_format::block::write_log::{Link, Verdict, Walk};
 use proptest::prelude::*;
 
 /// Which batch counts as `number`, as the rules say it: it is not void, and none of its number is preferred to it.
-fn batch<'a>(links: &'a [Link], oldest: u64, number: u64) -> Option<&'a Link> {
+fn batch(links: &[Link], oldest: u64, number: u64) -> Option<&Link> {
     let live = || links.iter().filter(|link| link.generation >= oldest);
     // A batch is void if an equal or lower number has a later run.
     let void = |b: &Link| live().any(|other| other.number <= b.number && other.run > b.run);
