@@ -75,6 +75,7 @@ kind = \"hybrid\"
 name = \"b\"
 dram = \"4m\"
 admission.policy = \"ghost\"
+flash = \"28m\"
 ";
         for (from, to, line) in [
             ("trace = ", "trce = ", 3),

@@ -39,7 +39,7 @@ fn memory_is_divided_as_a_server_divides_it() {
 fn what_cannot_be_meant_is_named() {
     let with = |more: &str| format!("{LEAST}{more}");
     let cases: &[(String, &str)] = &[
-        (with("drma = 1\n"), "line 4: unknown field `drma`"),
+        (with("drma = 1\n"), "line 8: unknown field `drma`"),
         (with("[cache.admission]\npolicy = \"lru\"\n"), "unknown variant `lru`"),
         (with("[[cache]]\nkind = \"magic\"\n"), "unknown variant `magic`"),
         (with("[[cache]]\nkind = \"victim\"\n"), "missing field `dram`"),

@@ -897,7 +897,7 @@ mod tests {
         };
         assert_eq!(refused(1000, 0), "memory 1000 B must be at least 1 MiB");
         assert!(refused(4 << 20, 1 << 20).contains("flash 1 MiB must be at least 16 MiB"));
-        assert!(refused(4 << 20, 1 << 30).contains("more than half of memory-limit 4 MiB"));
+        assert!(refused(4 << 20, 1 << 30).contains("more than half of the memory, which is 4 MiB"));
     }
 
     /// Without flash a cache is DRAM alone: nothing is written, and everything is evicted.
