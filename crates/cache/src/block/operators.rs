@@ -130,7 +130,7 @@ impl Core {
         if inbox.stopped {
             return Err(fail(stopping));
         }
-        inbox.jobs.push(Box::new(move |log| {
+        let wakes = inbox.mail.task(Box::new(move |log| {
             let still = locked(&still);
             if *still {
                 // (Whoever asked is there: it waits for this lock before it goes.)
@@ -138,7 +138,9 @@ impl Core {
             }
         }));
         drop(inbox);
-        self.log_wake.notify_one();
+        if wakes {
+            self.log_wake.notify_one();
+        }
         if self.hand.get().is_some() {
             self.turn();
         }

@@ -19,7 +19,7 @@ mod spec;
 mod tests;
 mod world;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
@@ -27,7 +27,7 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::Shard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
+use larder_engine::block::node::maintenance::{Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
@@ -47,6 +47,7 @@ pub(crate) use world::Answered;
 use crate::device::drive::{Drive, DriveError};
 use crate::device::store::{StoreCounts, StoreModel};
 use crate::device::{Store, Timing};
+use log::Ended;
 use node::{Blank, Late, Run, Sim, SimNode};
 use shares::Shares;
 use space::NoPlace;
@@ -97,6 +98,11 @@ fn shard_config(spec: &Block, layout: &Layout) -> Result<BlockConfig, Wrong> {
     Ok(setup::shard_config(spec.write_mode()?, spec.fill_memory, layout))
 }
 
+/// Checksums of so many lines: all the same.
+fn sums(lines: u32) -> &'static [u32] {
+    &CRCS[..(lines as usize).min(CRCS.len())]
+}
+
 /// The key of the placement under `seed`: a device whose superblock has it places every line where the simulator does.
 pub fn placement_key(seed: u64) -> u64 {
     mix(seed ^ 0x626c_6f63_6b00)
@@ -107,12 +113,16 @@ pub(crate) struct BlockSim {
     node: SimNode,
     queue: RecordedQueue<Sim>,
     maintenance: RecordedMaintenance,
-    /// When its next turn is scheduled, when it wants one, and when the I/O of the last is over.
+    /// When its next round is scheduled, and when the log's I/O of the last is over.
     log_due: Option<Nanos>,
-    log_next: Nanos,
     log_free: Nanos,
-    /// What it leaves for others then.
+    /// It has nothing to do, until something happens.
+    log_idles: bool,
+    /// What its round leaves for others when that is over.
     late: Option<Late>,
+    /// Its I/O that is over, and flushes of stores, of which it was not told.
+    ended: VecDeque<Ended>,
+    flushed: VecDeque<(VolumeId, u64)>,
     /// What a flush of the drive takes.
     flush: Nanos,
     map_bytes_written: u64,
@@ -195,9 +205,11 @@ impl BlockSim {
                 superblock,
             )),
             log_due: None,
-            log_next: Nanos::ZERO,
             log_free: Nanos::ZERO,
+            log_idles: false,
             late: None,
+            ended: VecDeque::new(),
+            flushed: VecDeque::new(),
             flush: Nanos((timing.flash_flush_us * 1000.0) as u64),
             map_bytes_written: 0,
             map_memory,
@@ -323,39 +335,34 @@ impl BlockSim {
         let now = Nanos(self.world.now.0.max(at.0));
         self.world.now = now;
         self.node.now.set(now);
-        let sums = |lines: u32| &CRCS[..(lines as usize).min(CRCS.len())];
-        let BlockSim { node, queue, world, maintenance, .. } = self;
-        let mut shards = AtNode::<Sim, SimNode>::new(node, node.layout.shards);
+        let BlockSim { node, queue, world, ended, .. } = self;
         match event {
             Event::FlashRead { shard, io, line, lines } => {
                 let bytes = Blank(u64::from(lines) * u64::from(node.layout.line));
                 let read = Ok((sums(lines), bytes));
                 queue.flash_read(node, now, ShardIo { shard, io }, line, read);
             }
-            Event::FlashWritten { shard, io, lines, upkeep: true } => {
+            Event::FlashWritten { shard, io, lines, upkeep } => {
                 let io = ShardIo { shard, io };
-                maintenance.flash_written(now, &mut shards, io, Ok(sums(lines)));
-            }
-            Event::FlashWritten { shard, io, lines, upkeep: false } => {
-                queue.flash_written(node, now, ShardIo { shard, io }, Ok(sums(lines)));
+                match upkeep {
+                    true => ended.push_back(Ended::Written(io, Ok(lines))),
+                    false => queue.flash_written(node, now, io, Ok(sums(lines))),
+                }
             }
             Event::FlashFull { shard, io, upkeep } => {
-                let io = ShardIo { shard, io };
+                let (io, full) = (ShardIo { shard, io }, FlashError::NoSpace);
                 match upkeep {
-                    true => {
-                        maintenance.flash_written(now, &mut shards, io, Err(FlashError::NoSpace))
-                    }
-                    false => queue.flash_written(node, now, io, Err(FlashError::NoSpace)),
+                    true => ended.push_back(Ended::Written(io, Err(full))),
+                    false => queue.flash_written(node, now, io, Err(full)),
                 }
             }
-            Event::Loaded { shard, io, page, upkeep } => {
+            Event::Loaded { shard, io, page, upkeep: true } => {
+                ended.push_back(Ended::Loaded(ShardIo { shard, io }, page));
+            }
+            Event::Loaded { shard, io, page, upkeep: false } => {
                 let slots = world.files.as_ref().map(|f| f.page(shard, page));
-                let (io, slots) =
-                    (ShardIo { shard, io }, slots.as_deref().ok_or(FlashError::Damaged));
-                match upkeep {
-                    true => maintenance.page_loaded(now, &mut shards, io, slots),
-                    false => queue.page_loaded(node, now, io, slots),
-                }
+                let slots = slots.as_deref().ok_or(FlashError::Damaged);
+                queue.page_loaded(node, now, ShardIo { shard, io }, slots);
             }
             Event::Merged { shard, io } => {
                 queue.merged(node, now, ShardIo { shard, io }, Ok((CRCS[0], CRCS[0])));
