@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use larder_base::Nanos;
-use larder_engine::block::node::calls::{Copying, Fill, Load, Message, thread_of};
+use larder_engine::block::node::calls::{Copying, Fill, Load};
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
@@ -24,7 +24,7 @@ use crate::parts::{Bytes, Event};
 /// All volumes have one store.
 pub(super) const STORE: VolumeId = VolumeId(0);
 
-/// The world as maintenance sees it: it goes on between the calls.
+/// The world as maintenance sees it: the engine's [`AtNode`], between whose calls the world goes on.
 pub(super) struct InWorld<'a>(pub(super) &'a mut World);
 
 impl InWorld<'_> {
@@ -45,86 +45,87 @@ impl Shards for InWorld<'_> {
         SHARDS
     }
     fn records_waiting(&mut self, shard: u32) -> usize {
-        self.0.shards[shard as usize].records_waiting()
+        self.0.look(|at| at.records_waiting(shard))
     }
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
         let from = out.len();
         // (Of so few slots there are never more records than a batch has room for.)
         let most = most.min(self.0.habits.batch);
-        self.0.shards[shard as usize].take_records(most, out);
-        let left = self.0.shards[shard as usize].records_waiting();
+        let left = self.0.look(|at| {
+            at.take_records(shard, most, out);
+            at.records_waiting(shard)
+        });
         self.0.seen.full_batches += u64::from(left > 0 && out.len() - from == most);
         self.0.writing.extend(out[from..].iter().map(|&r| (shard as usize, r)));
         self.meanwhile();
     }
     fn take_pages(&mut self, shard: u32, most: usize, out: &mut Vec<TableChange>) {
-        self.0.shards[shard as usize].take_pages(most.min(2), out);
+        self.0.look(|at| at.take_pages(shard, most.min(2), out));
         let cleared = out.iter().filter(|c| matches!(c, TableChange::Cleared { .. })).count();
         self.0.seen.cleared_pages += cleared as u64;
         self.meanwhile();
     }
     fn emptied(&mut self, shard: u32, out: &mut Vec<(SlotId, u32)>) {
-        self.0.shards[shard as usize].emptied(out);
+        self.0.look(|at| at.emptied(shard, out));
         self.meanwhile();
     }
     fn records_durable(&mut self, now: Nanos, shard: u32) {
         self.meanwhile();
         self.0.recorded(shard as usize, true);
-        self.0.call(shard as usize, |s, fx| s.records_durable(now, fx));
+        self.0.at_node(|at| at.records_durable(now, shard));
     }
     fn records_lost(&mut self, shard: u32) {
         self.0.recorded(shard as usize, false);
-        self.0.shards[shard as usize].records_lost();
+        self.0.look(|at| at.records_lost(shard));
     }
     fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
-        self.0.shards[shard as usize].state(first, most, out);
+        self.0.look(|at| at.state(shard, first, most, out));
         self.meanwhile();
     }
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
         self.meanwhile();
-        self.0.shards[shard as usize].quiet(region)
+        self.0.look(|at| at.quiet(shard, region))
     }
     fn intent_ready(&mut self, now: Nanos, shard: u32, region: u32) {
         if !self.is_dead() {
-            self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
+            self.0.at_node(|at| at.intent_ready(now, shard, region));
         }
     }
     fn flash_written(&mut self, now: Nanos, io: ShardIo, sums: Result<&[u32], IoFailed>) {
-        self.0.call(io.shard as usize, |s, fx| s.flash_written(now, io.io, sums, fx));
+        self.0.at_node(|at| at.flash_written(now, io, sums));
     }
     fn page_loaded(&mut self, now: Nanos, io: ShardIo, slots: Result<&[Option<Sum>], IoFailed>) {
-        self.0.call(io.shard as usize, |s, fx| s.page_loaded(now, io.io, slots, fx));
+        self.0.at_node(|at| at.page_loaded(now, io, slots));
     }
     fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
         self.0.flash_ended(now, ended);
     }
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
-        self.0.shards[shard as usize].sweep(steps.min(7))
+        self.0.look(|at| at.sweep(shard, steps.min(7)))
     }
     fn disable(&mut self, now: Nanos, shard: u32) {
         if !self.is_dead() {
-            self.0.call(shard as usize, |s, fx| s.disable(now, fx));
+            self.0.at_node(|at| at.disable(now, shard));
         }
         self.meanwhile();
     }
     fn unsettled(&mut self, shard: u32) -> usize {
-        self.0.shards[shard as usize].unsettled()
+        self.0.look(|at| at.unsettled(shard))
     }
     fn bits_ready(&mut self, op: OpId) {
         if !self.is_dead() {
-            self.0.waiting.mail[thread_of(op)].push((op, Message::IntentsReady));
+            self.0.look(|at| at.bits_ready(op));
             self.0.go_on();
         }
     }
     fn is_left_alone(&mut self, now: Nanos, region: u32) -> bool {
-        self.0.flushes_at_once || self.0.flushing.changes.is_quiet(now, region)
+        self.0.flushes_at_once || self.0.look(|at| at.is_left_alone(now, region))
     }
     fn store_of(&mut self, region: u32) -> Option<VolumeId> {
-        let place = u64::from(region) * self.0.per_region();
-        self.0.volume_at(place).map(|_| STORE)
+        self.0.look(|at| at.store_of(region))
     }
     fn stores(&mut self) -> Vec<VolumeId> {
-        vec![STORE]
+        self.0.look(|at| at.stores())
     }
 }
 
