@@ -302,7 +302,6 @@ impl Core {
             ranges.iter().map(|(start, bytes)| self.lines_of(volume.base() + start, *bytes));
         let mut operation = Operation::drop_lines(id, shards, lines);
         let done = self.carry(&mut operation, go_on, &mut |_, _| Ok(true))?;
-        volume.account.dropped(operation.dropped());
         Ok(done.then_some(operation.dropped()))
     }
 

@@ -18,6 +18,7 @@ use larder_engine::block::node::event::{
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
 use larder_engine::block::node::maintenance::{Inbox, Stores};
+use larder_engine::block::node::owners::Accounts;
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
@@ -279,7 +280,7 @@ impl Shared {
 /// Four sets of groups in each shard: lines are evicted. Regions are as small as they can be.
 fn layout() -> Layout {
     let layout = Layout::new(3 << 20, LINE as u32, 2, SHARDS).unwrap();
-    assert_eq!((layout.group_sets, layout.region_groups), (4, 16));
+    assert_eq!((layout.group_sets, layout.region_groups), (4, 64));
     layout
 }
 
@@ -333,6 +334,11 @@ impl Calls<Model> for Shared {
     fn maintain(&self, out: &mut Out<Values>) {
         self.leave(|inbox| inbox.leave(self.now(), out));
     }
+}
+
+impl Accounts for Shared {
+    /// Nothing is shared.
+    fn dropped(&self, _: LineId, _: u64) {}
 }
 
 impl Stores for Shared {

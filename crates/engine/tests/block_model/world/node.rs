@@ -14,6 +14,7 @@ use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
 use larder_engine::block::node::maintenance::{AtNode, Shards, Stores};
 use larder_engine::block::node::operator::{Ask, Operation};
+use larder_engine::block::node::owners::Accounts;
 use larder_engine::block::node::queue::{Node, Queue};
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
@@ -231,6 +232,12 @@ impl Node<Model> for Now<'_> {
     fn pass(&self, _: &Stretch, _: u64, _: &Bytes) {}
 
     fn ended(&self, _: &Stretch, _: usize, _: Nanos, _: &Ended) {}
+}
+
+impl Accounts for Now<'_> {
+    fn dropped(&self, line: LineId, lines: u64) {
+        Accounts::dropped(&*self.shares, line, lines);
+    }
 }
 
 impl Stores for Now<'_> {
