@@ -613,11 +613,14 @@ fn node(prepare: impl FnOnce(&Shared)) {
     };
     let others = [reader, writer, detach::detach].map(spawn);
     let keeper = Keeper::new(shared.clone());
-    let maintenance = shuttle::thread::spawn(move || keeper.run());
+    let keeping = shuttle::thread::spawn(move || keeper.run());
     others.into_iter().for_each(|thread| thread.join().unwrap());
-    // Fills that are under way behind the answers end with it.
+    // What is under way behind the answers ends, too.
+    while maintenance::in_log(&shared, Keeper::unsettled) > 0 {
+        shuttle::thread::yield_now();
+    }
     shared.leave(|inbox| inbox.stop());
-    assert!(maintenance.join().unwrap(), "all is durable at the end");
+    assert!(keeping.join().unwrap(), "all is durable at the end");
     assert!(shared.volumes.iter().all(|v| v.flags(|f| f.inside) == 0));
     for cell in &shared.shards {
         let (shard, _) = &*cell.lock().unwrap();

@@ -125,6 +125,12 @@ impl Keeper {
         (machine, AtNode::new(shared, layout().shards), io, begun)
     }
 
+    /// What is under way, and slots that the durable map does not know as they are.
+    pub(super) fn unsettled(&mut self) -> usize {
+        let (machine, mut shards, ..) = self.parts();
+        machine.unsettled(&mut shards)
+    }
+
     /// Goes on until the run is over. Returns whether all was durable then.
     pub(super) fn run(mut self) -> bool {
         loop {
