@@ -8,7 +8,11 @@ use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load};
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
+use larder_engine::block::node::maintenance::{
+    Effects, Left, Maintenance, Pace, Shards, Turn, Work,
+};
+use larder_engine::block::node::record::RecordedMaintenance;
+use larder_engine::block::node::round::{self, Rounds};
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, MapLog, MapRecord, OpId, SlotId, Sum, TableChange};
@@ -206,7 +210,7 @@ impl World {
         if let Some(fault) = self.options.fault {
             machine.plant(fault);
         }
-        self.maintenance = Some(machine);
+        self.maintenance = Some(RecordedMaintenance::new(machine));
     }
 
     /// Whether the cache is in use.
@@ -217,7 +221,13 @@ impl World {
     /// Calls maintenance, and begins what it asks for. While it is at work it is not called: the world goes on without it.
     pub(super) fn maintain<R>(
         &mut self,
-        f: impl FnOnce(&mut Maintenance, Nanos, &mut InWorld<'_>, &mut Charging, &mut Begun) -> R,
+        f: impl FnOnce(
+            &mut RecordedMaintenance,
+            Nanos,
+            &mut InWorld<'_>,
+            &mut Charging,
+            &mut Begun,
+        ) -> R,
     ) -> Option<R> {
         let mut machine = self.maintenance.take()?;
         let (now, mut io) = (self.now(), self.io());
@@ -255,7 +265,7 @@ impl World {
         self.maintain(|m, now, shards, io, fx| m.take(now, work, shards, io, fx));
     }
 
-    /// The log's turn.
+    /// A round of maintenance.
     pub(super) fn step_log(&mut self) -> Option<Turn> {
         let before = self.maintenance.as_ref()?.stats();
         let mut work = Work::default();
@@ -264,10 +274,7 @@ impl World {
             work = std::mem::take(&mut self.work);
         }
         self.seen.given_up += u64::from(work.give_up.is_some() && self.is_enabled());
-        let turn = self.maintain(|m, now, shards, io, fx| {
-            m.take(now, work, shards, io, fx);
-            m.turn(now, shards, io, fx)
-        });
+        let turn = Some(round::round(&mut Rounding(self), Left { work, ..Left::default() }));
         let after = self.maintenance.as_ref()?.stats();
         let cleared = after.intents_cleared - before.intents_cleared;
         self.seen.snapshots += after.snapshots - before.snapshots;
@@ -276,4 +283,40 @@ impl World {
         self.forget();
         turn
     }
+}
+
+/// The world in a round of maintenance. Of I/O that ends the machine hears when it ends, between rounds and in the midst of one: a server
+/// looks at it in rounds alone.
+struct Rounding<'a>(&'a mut World);
+
+impl Rounds for Rounding<'_> {
+    type Bytes = Bytes;
+    type Task = ();
+
+    fn now(&self) -> Nanos {
+        self.0.now()
+    }
+
+    fn machine(&mut self) -> &mut RecordedMaintenance {
+        self.0.maintenance.as_mut().expect("it is not at work")
+    }
+
+    fn take(&mut self, now: Nanos, work: Work<Bytes>) {
+        self.0.maintain(|m, _, shards, io, fx| m.take(now, work, shards, io, fx));
+    }
+
+    fn turn(&mut self, now: Nanos) -> Turn {
+        let turn = self.0.maintain(|m, _, shards, io, fx| m.turn(now, shards, io, fx));
+        turn.expect("it is not at work")
+    }
+
+    fn next_flushed(&mut self) -> Option<(VolumeId, u64, bool)> {
+        None
+    }
+
+    fn begin_io(&mut self) {}
+
+    fn task(&mut self, (): ()) {}
+
+    fn end_io(&mut self) {}
 }
