@@ -405,9 +405,6 @@ impl Core {
             Wrong::Differs => report.differing += 1,
         }
         report.dropped += dropped;
-        if let Some(volume) = &volume {
-            volume.account.dropped(dropped);
-        }
         let offset = volume.as_ref().map_or(self.at(line), |v| v.offset_of(self.at(line)));
         let name = volume.map_or_else(String::new, |v| v.name.clone());
         let what = wrong.as_str().to_owned();

@@ -36,7 +36,6 @@ impl Core {
                 // Lines must not come back, not even after a power cut in the next moment, nor those that were evicted lately.
                 Step::Record => {
                     let dropped = operation.dropped();
-                    volume.account.dropped(dropped);
                     tracing::warn!(
                         "volume '{}': {dropped} lines are dropped: its store was changed by something else",
                         volume.name
@@ -78,7 +77,6 @@ impl Core {
                 }
                 Step::InForce => {
                     let dropped = operation.dropped();
-                    volume.account.dropped(dropped);
                     // A power cut does not bring them back: the regions keep their bits until they are flushed, and the log has it by then.
                     volume.volume().settle(losses);
                     tracing::error!(

@@ -1,5 +1,5 @@
-//! A cache without threads: its program calls [`Core::turn`], which does what they do else, in an order of its own: requests, then the map's log
-//! and what it writes, again until neither has anything to do; then the round of who has time.
+//! A cache without threads: its program calls [`Core::turn`], which does what they do else, in the order of the engine's
+//! [`all_rounds`].
 //!
 //! Whatever waits for others meanwhile calls it too, so that an operator's work gets on.
 
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::node::maintenance::Turn;
+use larder_engine::block::node::round::{AllRounds, all_rounds};
 use larder_runtime::RingChoice;
 
 use super::census::Rounds;
@@ -65,6 +66,43 @@ impl Hand {
     }
 }
 
+/// The hand at work.
+struct Turning<'a> {
+    core: &'a Core,
+    hand: &'a Hand,
+}
+
+impl AllRounds for Turning<'_> {
+    fn queues(&mut self) -> bool {
+        let asked = free(&self.hand.lane, |lane| lane.as_mut().is_some_and(Lane::step));
+        asked.unwrap_or(false)
+    }
+
+    fn maintenance(&mut self) -> bool {
+        let kept = free(&self.hand.log, |log| {
+            let turn = log.as_mut().and_then(LogThread::step);
+            if matches!(turn, Some(Turn::Over { .. })) {
+                *log = None;
+            }
+            turn.is_some()
+        });
+        kept.unwrap_or(false)
+    }
+
+    fn scan(&mut self) -> Option<Nanos> {
+        free(&self.hand.rounds, |(rounds, due)| {
+            if self.core.now() >= *due {
+                *due = rounds.turn(self.core);
+            }
+            *due
+        })
+    }
+
+    fn due(&mut self) -> Option<Nanos> {
+        free(&self.hand.log, |log| log.as_ref().map(LogThread::due)).flatten()
+    }
+}
+
 impl Core {
     /// Time is `now` from now on, of a cache whose time is [given](ByHand::Given). It does not go back.
     pub fn set_now(&self, now: Nanos) {
@@ -86,29 +124,7 @@ impl Core {
     /// See [`super::Running::turn`].
     pub(super) fn turn(&self) -> Option<Nanos> {
         let hand = self.hand.get()?;
-        loop {
-            let asked = free(&hand.lane, |lane| lane.as_mut().is_some_and(Lane::step));
-            let mut kept = false;
-            free(&hand.log, |log| {
-                while let Some(turn) = log.as_mut().and_then(LogThread::step) {
-                    kept = true;
-                    if matches!(turn, Turn::Over { .. }) {
-                        return *log = None;
-                    }
-                }
-            });
-            if !asked.unwrap_or(false) && !kept {
-                break;
-            }
-        }
-        let round = free(&hand.rounds, |(rounds, due)| {
-            if self.now() >= *due {
-                *due = rounds.turn(self);
-            }
-            *due
-        });
-        let log = free(&hand.log, |log| log.as_ref().map(LogThread::due)).flatten();
-        round.into_iter().chain(log).min()
+        all_rounds(&mut Turning { core: self, hand })
     }
 
     /// Waits a little for others. Without threads they are oneself, and what is given as time stands.
@@ -134,7 +150,7 @@ impl Core {
     pub(super) fn end_by_hand(&self) {
         let Some(hand) = self.hand.get() else { return };
         *locked(&hand.lane) = None;
-        locked(&self.log_inbox).stop = true;
+        self.leave_for_log(|inbox| inbox.stop());
         while let Some(due) = free(&hand.log, |log| log.as_ref().map(LogThread::due)).flatten() {
             let left = due.saturating_sub(self.now());
             match &self.time {

@@ -1,5 +1,6 @@
-//! The thread of maintenance: what the engine's machine asks for beside the queues' work is carried out here. No client waits for
-//! it, but for the first write to a cached line of a region that was quiet.
+//! The thread of maintenance: what the engine's machine asks for beside the queues' work is carried out here, in the order of the
+//! engine's [`round`](larder_engine::block::node::round). No client waits for it, but for the first write to a cached line of a region
+//! that was quiet.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
@@ -10,8 +11,11 @@ use larder_engine::block::node;
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
+use larder_engine::block::node::maintenance::{
+    AtNode, Effects, Left, Maintenance, Pace, Turn, Work,
+};
 use larder_engine::block::node::record::RecordedMaintenance;
+use larder_engine::block::node::round::{self, Rounds};
 use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_format::block::BlockSuperblock;
@@ -27,11 +31,6 @@ use super::{Core, locked};
 
 /// Tapes are handed on so often.
 const HAND_ON: Nanos = Nanos::from_secs(1);
-/// While a store is flushed it is looked so often whether that has ended.
-const FLUSH_LOOK: Nanos = Nanos::from_millis(20);
-/// The same for fills under way.
-const FILL_LOOK: Nanos = Nanos::from_millis(2);
-
 /// Something to be done on the log's thread.
 pub(super) type Task = Box<dyn FnOnce(&mut LogThread) + Send>;
 
@@ -129,9 +128,6 @@ pub(super) struct LogThread {
     carrier: Carrier,
     /// When the tapes were last handed on.
     handed_on: Nanos,
-    /// When the machine wants its next turn.
-    due: Nanos,
-    stopping: bool,
 }
 
 impl Carrier {
@@ -283,14 +279,7 @@ impl LogThread {
         if let Some(tape) = cache.maintenance_tape() {
             machine.record_beside_log(tape);
         }
-        LogThread {
-            cache,
-            machine,
-            carrier,
-            handed_on: Nanos::ZERO,
-            due: Nanos::ZERO,
-            stopping: false,
-        }
+        LogThread { cache, machine, carrier, handed_on: Nanos::ZERO }
     }
 
     pub(super) fn cache(&self) -> &Arc<Core> {
@@ -362,52 +351,39 @@ impl LogThread {
     }
 
     pub(super) fn run(mut self) {
-        loop {
-            let (work, jobs, stop) = self.wait();
-            if matches!(self.goes_on(work, jobs, stop), Turn::Over { .. }) {
-                return;
-            }
-        }
+        while !matches!(self.wait_and_go_on(), Turn::Over { .. }) {}
     }
 
-    /// One turn.
-    fn goes_on(&mut self, work: Work<Payload>, jobs: Vec<Task>, stop: bool) -> Turn {
-        if stop && !std::mem::replace(&mut self.stopping, true) {
-            let now = self.cache.now();
-            self.machine.stop(now);
-        }
-        let turn = self.turn(work, jobs);
+    fn wait_and_go_on(&mut self) -> Turn {
+        let left = self.wait();
+        self.goes_on(left)
+    }
+
+    /// One round.
+    fn goes_on(&mut self, left: Left<Payload, Task>) -> Turn {
+        let turn = round::round(self, left);
+        self.publish();
         match turn {
-            Turn::Again => self.due = Nanos::ZERO,
-            Turn::At(at) => self.due = at,
-            Turn::Over { .. } => {
-                self.cache.end_recording();
-                return turn;
-            }
+            Turn::Over { .. } => self.cache.end_recording(),
+            _ => self.hand_on_tapes(),
         }
-        self.hand_on_tapes();
         turn
     }
 
-    /// A turn by hand, if there is something to do now.
+    /// A round by hand, if one is due.
     pub(super) fn step(&mut self) -> Option<Turn> {
-        let due = self.due();
         let mut inbox = locked(&self.cache.log_inbox);
-        if inbox.jobs.is_empty() && (self.stopping || !inbox.stop) && self.cache.now() < due {
+        if self.cache.now() < inbox.mail.due(self.machine.wakes()) {
             return None;
         }
-        let (work, jobs, stop) = (inbox.mail.take(), std::mem::take(&mut inbox.jobs), inbox.stop);
+        let left = inbox.mail.take();
         drop(inbox);
-        Some(self.goes_on(work, jobs, stop))
+        Some(self.goes_on(left))
     }
 
-    /// When there is something to do, by hand: a flush of a store has ended when it was asked for.
+    /// When the next round is due, by hand.
     pub(super) fn due(&self) -> Nanos {
-        if !self.carrier.flushing.is_empty() {
-            return Nanos::ZERO;
-        }
-        let mail = locked(&self.cache.log_inbox).mail.due();
-        mail.map_or(self.due, |due| due.min(self.due))
+        locked(&self.cache.log_inbox).mail.due(self.machine.wakes())
     }
 
     /// Once a second, so that a quiet stream's last records are in the file too.
@@ -421,53 +397,62 @@ impl LogThread {
         self.machine.flush_chunk();
     }
 
-    /// Waits until there is something to do. Returns it, and whether it is the end.
-    fn wait(&mut self) -> (Work<Payload>, Vec<Task>, bool) {
-        let (mut at, stopping) = (self.due, self.stopping);
-        let now = self.cache.now();
-        if self.machine.is_busy() {
-            at = at.min(now + FILL_LOOK);
-        }
-        if !self.carrier.flushing.is_empty() {
-            at = at.min(now + FLUSH_LOOK);
-        }
+    /// Waits until the next round is due. Returns what was left for it.
+    fn wait(&mut self) -> Left<Payload, Task> {
+        let at = self.machine.wakes();
         let mut inbox = locked(&self.cache.log_inbox);
-        while inbox.jobs.is_empty() && (stopping || !inbox.stop) {
+        loop {
             let (until, now) = (inbox.mail.sleep(at), self.cache.now());
             if now >= until {
-                break;
+                return inbox.mail.take();
             }
             let time = Duration::from_nanos(until.saturating_sub(now).0);
             let woken = self.cache.log_wake.wait_timeout(inbox, time);
             inbox = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        (inbox.mail.take(), std::mem::take(&mut inbox.jobs), inbox.stop)
-    }
-
-    fn turn(&mut self, work: Work<Payload>, jobs: Vec<Task>) -> Turn {
-        while let Some((store, number, durable)) = self.carrier.flushed() {
-            let now = self.cache.now();
-            self.machine.store_flushed(now, store, number, durable);
-        }
-        let (now, machine, mut shards, mut io, fx) = parts!(self);
-        machine.take(now, work, &mut shards, &mut io, fx);
-        fx.fills.flush();
-        if !jobs.is_empty() {
-            machine.force();
-        }
-        let turn = machine.turn(now, &mut shards, &mut io, fx);
-        jobs.into_iter().for_each(|job| job(self));
-        self.end_fills();
-        self.publish();
-        turn
     }
 
     /// What others want to know of the log.
     fn publish(&self) {
         *locked(&self.cache.log_stats) = (self.machine.stats(), self.machine.regions_set() as u64);
     }
+}
 
-    fn end_fills(&mut self) {
+impl Rounds for LogThread {
+    type Bytes = Payload;
+    type Task = Task;
+
+    fn now(&self) -> Nanos {
+        self.cache.now()
+    }
+
+    fn machine(&mut self) -> &mut RecordedMaintenance {
+        &mut self.machine
+    }
+
+    fn take(&mut self, now: Nanos, work: Work<Payload>) {
+        let (_, machine, mut shards, mut io, fx) = parts!(self);
+        machine.take(now, work, &mut shards, &mut io, fx);
+    }
+
+    fn turn(&mut self, now: Nanos) -> Turn {
+        let (_, machine, mut shards, mut io, fx) = parts!(self);
+        machine.turn(now, &mut shards, &mut io, fx)
+    }
+
+    fn next_flushed(&mut self) -> Option<(VolumeId, u64, bool)> {
+        self.carrier.flushed()
+    }
+
+    fn begin_io(&mut self) {
+        self.carrier.fills.flush();
+    }
+
+    fn task(&mut self, task: Task) {
+        task(self);
+    }
+
+    fn end_io(&mut self) {
         let line = self.cache.line_bytes() as usize;
         while let Some(done) = self.carrier.fills.pop() {
             let Some(job) = self.carrier.writing.try_remove(done.token as usize) else { continue };

@@ -153,11 +153,8 @@ enum Time {
 /// What waits for the log's thread.
 #[derive(Default)]
 struct LogInbox {
-    /// What queues have left.
-    mail: Inbox<Payload>,
-    stop: bool,
-    /// What was asked for by somebody who is no worker.
-    jobs: Vec<log::Task>,
+    /// What queues and operators have left.
+    mail: Inbox<Payload, log::Task>,
     /// The thread has ended.
     stopped: bool,
 }
@@ -252,7 +249,15 @@ impl Core {
     fn has_stopped(&self) {
         let mut inbox = locked(&self.log_inbox);
         inbox.stopped = true;
-        inbox.jobs.clear();
+        inbox.mail.forget_tasks();
+    }
+
+    /// Leaves something in maintenance's inbox by `f`, and wakes the thread if that says so.
+    fn leave_for_log(&self, f: impl FnOnce(&mut Inbox<Payload, log::Task>) -> bool) {
+        let wake = f(&mut locked(&self.log_inbox).mail);
+        if wake {
+            self.log_wake.notify_one();
+        }
     }
 
     /// Bytes of a line.

@@ -131,10 +131,7 @@ impl Calls<Daemon> for Core {
     }
 
     fn maintain(&self, out: &mut Out) {
-        let wake = locked(&self.log_inbox).mail.leave(self.now(), out);
-        if wake {
-            self.log_wake.notify_one();
-        }
+        self.leave_for_log(|inbox| inbox.leave(self.now(), out));
     }
 }
 
@@ -174,16 +171,12 @@ impl Node<Daemon> for Core {
     }
 
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
-        if locked(&self.log_inbox).mail.ask_bits(self.now(), op, first, last) {
-            self.log_wake.notify_one();
-        }
+        self.leave_for_log(|inbox| inbox.ask_bits(self.now(), op, first, last));
     }
 
     fn give_up(&self, now: Nanos, why: String) {
         let why = format!("{why}, the last with: {}", locked(&self.last_flash_error));
-        if locked(&self.log_inbox).mail.give_up(now, why) {
-            self.log_wake.notify_one();
-        }
+        self.leave_for_log(|inbox| inbox.give_up(now, why));
     }
 
     fn pauses(&self, pause: Nanos) {

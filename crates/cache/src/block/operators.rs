@@ -130,7 +130,7 @@ impl Core {
         if inbox.stopped {
             return Err(fail(stopping));
         }
-        inbox.jobs.push(Box::new(move |log| {
+        let wakes = inbox.mail.task(Box::new(move |log| {
             let still = locked(&still);
             if *still {
                 // (Whoever asked is there: it waits for this lock before it goes.)
@@ -138,7 +138,9 @@ impl Core {
             }
         }));
         drop(inbox);
-        self.log_wake.notify_one();
+        if wakes {
+            self.log_wake.notify_one();
+        }
         if self.hand.get().is_some() {
             self.turn();
         }
@@ -300,7 +302,6 @@ impl Core {
             ranges.iter().map(|(start, bytes)| self.lines_of(volume.base() + start, *bytes));
         let mut operation = Operation::drop_lines(id, shards, lines);
         let done = self.carry(&mut operation, go_on, &mut |_, _| Ok(true))?;
-        volume.account.dropped(operation.dropped());
         Ok(done.then_some(operation.dropped()))
     }
 

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use larder_base::Nanos;
 
-use super::{Core, Warmth, locked};
+use super::{Core, Warmth};
 
 /// A cache that runs; [`Running::stop`] makes the next start warm after a reboot too.
 pub struct Running {
@@ -46,8 +46,7 @@ impl Running {
             return;
         }
         self.cache.end_by_hand();
-        locked(&self.cache.log_inbox).stop = true;
-        self.cache.log_wake.notify_all();
+        self.cache.leave_for_log(|inbox| inbox.stop());
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has said so on stderr already.
             let _ = thread.join();

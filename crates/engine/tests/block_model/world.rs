@@ -25,10 +25,11 @@ use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::{Op as Asked, Submit};
 use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::held::Held;
-use larder_engine::block::node::maintenance::{Maintenance, Work};
+use larder_engine::block::node::maintenance::Work;
 use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::queue::Queue;
 use larder_engine::block::node::ranged::Turns;
+use larder_engine::block::node::record::RecordedMaintenance;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::{
     BlockShard, GROUP_LINES, IoFailed, LineId, MapRecord, Merge, OpId, PartKind, SlotId, Verdict,
@@ -98,7 +99,7 @@ pub(crate) struct World {
     volatile: BTreeMap<u64, u64>,
     shards: Vec<BlockShard>,
     /// Not there while it is at work.
-    maintenance: Option<Maintenance>,
+    maintenance: Option<RecordedMaintenance>,
     /// What is left for it, and its I/O that has ended while it was at work.
     work: Work<Bytes>,
     ended: usize,

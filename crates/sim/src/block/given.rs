@@ -3,13 +3,14 @@
 //! [`GivenBlock`] runs the same engine node as the server, over a cache device and stores in memory that take no time. It begins by the engine's start
 //! on what the device and the last run's memory have, so that volumes lie where the daemon has them, and it ends by a clean stop or by a kill.
 //!
-//! **The order of things is part of what it promises**, since whoever is compared with it must do alike. I/O is done when it is asked for; what has
-//! ended waits in the order in which it was asked for. One call of [`Given::turn`] does all that is due at that time:
+//! **The order of things is part of what it promises**, since whoever is compared with it must do alike: it is the engine's
+//! ([`larder_engine::block::node::round`]). I/O is done when it is asked for; what has ended waits in the order in which it was asked for. One call
+//! of [`Given::turn`] does all that is due at that time:
 //!
 //! 1. the queue: its mailbox, postponed requests, answers that wait; then, again until nothing is left, its messages, I/O of the device that has
 //!    ended (what it begins too), and what each store has done, store by store in the order in which volumes were first asked for;
 //! 2. maintenance, as long as it is due: flushes of stores that have ended, what was left for it, its turn, an operator's task, fills, copies and pages
-//!    that have ended. It is due when its machine or its inbox says so, and at once when a flush of a store has ended;
+//!    that have ended. It is due when its machine or its inbox says so;
 //! 3. both again, until neither has anything to do;
 //! 4. the round of who has time, if it is due: the budget's file, what detectors of metadata want to see, then sweeping and counting.
 //!
@@ -39,6 +40,7 @@ use larder_engine::block::node::maintenance::{AtNode, Maintenance, Pace};
 use larder_engine::block::node::operator::select::Kept;
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::round::{AllRounds, all_rounds};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Share;
 pub use larder_engine::block::node::start::Warmth;
@@ -219,6 +221,32 @@ pub struct Given<B: Carried> {
     decided: Vec<Decided>,
 }
 
+/// A cache that does all that is due, with what an operator has done meanwhile; or that ends (`stop`): then no request goes on.
+struct Turning<'a, 'e, B: Carried> {
+    given: &'a mut Given<B>,
+    task: Option<Task<'e, B>>,
+    stop: bool,
+}
+
+impl<B: Carried> AllRounds for Turning<'_, '_, B> {
+    fn queues(&mut self) -> bool {
+        !self.stop && self.given.requests.step(&self.given.node)
+    }
+
+    fn maintenance(&mut self) -> bool {
+        let Given { node, upkeep, .. } = &mut *self.given;
+        upkeep.step(node, &mut self.task, self.stop)
+    }
+
+    fn scan(&mut self) -> Option<Nanos> {
+        Some(self.given.upkeep.round(&self.given.node))
+    }
+
+    fn due(&mut self) -> Option<Nanos> {
+        Some(self.given.upkeep.due(&self.given.node))
+    }
+}
+
 /// A simulated cache that is given everything, bytes, times and places: what the library is compared with.
 pub type GivenBlock = Given<Octets>;
 
@@ -373,16 +401,9 @@ impl<B: Carried> Given<B> {
         self.all_turns(None, false)
     }
 
-    fn all_turns(&mut self, mut task: Option<Task<'_, B>>, stop: bool) -> Nanos {
-        loop {
-            let asked = !stop && self.requests.step(&self.node);
-            let kept = self.upkeep.step(&self.node, task.take(), stop);
-            if !asked && !kept {
-                break;
-            }
-        }
-        let round = self.upkeep.round(&self.node);
-        round.min(self.upkeep.due(&self.node))
+    fn all_turns(&mut self, task: Option<Task<'_, B>>, stop: bool) -> Nanos {
+        let all = all_rounds(&mut Turning { given: self, task, stop });
+        all.unwrap_or_else(|| self.now())
     }
 
     /// The next answer, in the order in which they came.
@@ -426,6 +447,7 @@ impl<B: Carried> Given<B> {
     ) -> Result<GivenLeft, (String, Box<GivenLeft>)> {
         self.set_now(now);
         self.upkeep.begun.identities = identities.clone();
+        self.all_turns(None, true);
         while !self.upkeep.over {
             let due = self.upkeep.due(&self.node);
             self.set_now(due);

@@ -19,7 +19,7 @@ mod spec;
 mod tests;
 mod world;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
@@ -28,7 +28,7 @@ use larder_engine::block::node::Shard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::{
-    AtNode, COUNT, Census, Lines, Maintenance, Pace, ROUND, Turn,
+    COUNT, Census, Lines, Maintenance, Pace, ROUND, Turn,
 };
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
@@ -99,6 +99,11 @@ fn shard_config(spec: &Block, layout: &Layout) -> Result<BlockConfig, Wrong> {
     Ok(setup::shard_config(spec.write_mode()?, spec.fill_memory, layout))
 }
 
+/// Checksums of so many lines: all the same.
+fn sums(lines: u32) -> &'static [u32] {
+    &CRCS[..(lines as usize).min(CRCS.len())]
+}
+
 /// The key of the placement under `seed`: a device whose superblock has it places every line where the simulator does.
 pub fn placement_key(seed: u64) -> u64 {
     mix(seed ^ 0x626c_6f63_6b00)
@@ -109,12 +114,15 @@ pub(crate) struct BlockSim {
     node: SimNode,
     queue: RecordedQueue<Sim>,
     maintenance: RecordedMaintenance,
-    /// When its next turn is scheduled, when it wants one, and when the I/O of the last is over.
+    /// When its next round is scheduled, and when the log's I/O of the last is over.
     log_due: Option<Nanos>,
-    log_next: Nanos,
     log_free: Nanos,
-    /// What it leaves for others then.
+    /// It has nothing to do, until something happens.
+    log_idles: bool,
+    /// What its round leaves for others when that is over.
     late: Option<Late>,
+    /// Flushes of stores that are over, and of which it was not told.
+    flushed: VecDeque<(VolumeId, u64)>,
     /// What a flush of the drive takes.
     flush: Nanos,
     map_bytes_written: u64,
@@ -197,9 +205,10 @@ impl BlockSim {
                 superblock,
             )),
             log_due: None,
-            log_next: Nanos::ZERO,
             log_free: Nanos::ZERO,
+            log_idles: false,
             late: None,
+            flushed: VecDeque::new(),
             flush: Nanos((timing.flash_flush_us * 1000.0) as u64),
             map_bytes_written: 0,
             map_memory,
@@ -341,11 +350,8 @@ impl BlockSim {
                     }
                 }
             }
-            Whose::Upkeep | Whose::Log => {
-                let next = |world: &mut World| {
-                    world.take(Whose::Upkeep, now).or_else(|| world.take(Whose::Log, now))
-                };
-                while let Some((at, event)) = next(&mut self.world) {
+            Whose::Log => {
+                while let Some((at, event)) = self.world.take(whose, now) {
                     self.ended(at, event);
                     self.wake_log(now);
                 }
@@ -363,39 +369,23 @@ impl BlockSim {
     /// Something has ended, `at` which it was to.
     fn ended(&mut self, at: Nanos, event: Event) {
         let now = self.world.now;
-        let sums = |lines: u32| &CRCS[..(lines as usize).min(CRCS.len())];
-        let BlockSim { node, queue, world, maintenance, .. } = self;
-        let mut shards = AtNode::<Sim, SimNode>::new(node, node.layout.shards);
+        let BlockSim { node, queue, world, .. } = self;
         match event {
             Event::FlashRead { shard, io, line, lines } => {
                 let bytes = Blank(u64::from(lines) * u64::from(node.layout.line));
                 let read = Ok((sums(lines), bytes));
                 queue.flash_read(node, now, ShardIo { shard, io }, line, read);
             }
-            Event::FlashWritten { shard, io, lines, upkeep: true } => {
-                let io = ShardIo { shard, io };
-                maintenance.flash_written(now, &mut shards, io, Ok(sums(lines)));
-            }
-            Event::FlashWritten { shard, io, lines, upkeep: false } => {
+            Event::FlashWritten { shard, io, lines } => {
                 queue.flash_written(node, now, ShardIo { shard, io }, Ok(sums(lines)));
             }
-            Event::FlashFull { shard, io, upkeep } => {
-                let io = ShardIo { shard, io };
-                match upkeep {
-                    true => {
-                        maintenance.flash_written(now, &mut shards, io, Err(FlashError::NoSpace))
-                    }
-                    false => queue.flash_written(node, now, io, Err(FlashError::NoSpace)),
-                }
+            Event::FlashFull { shard, io } => {
+                queue.flash_written(node, now, ShardIo { shard, io }, Err(FlashError::NoSpace));
             }
-            Event::Loaded { shard, io, page, upkeep } => {
+            Event::Loaded { shard, io, page } => {
                 let slots = world.files.as_ref().map(|f| f.page(shard, page));
-                let (io, slots) =
-                    (ShardIo { shard, io }, slots.as_deref().ok_or(FlashError::Damaged));
-                match upkeep {
-                    true => maintenance.page_loaded(now, &mut shards, io, slots),
-                    false => queue.page_loaded(node, now, io, slots),
-                }
+                let slots = slots.as_deref().ok_or(FlashError::Damaged);
+                queue.page_loaded(node, now, ShardIo { shard, io }, slots);
             }
             Event::Merged { shard, io } => {
                 queue.merged(node, now, ShardIo { shard, io }, Ok((CRCS[0], CRCS[0])));
@@ -506,18 +496,12 @@ impl BlockSim {
         };
     }
 
-    /// Nothing is to be done before `at`: turns and rounds that a server has meanwhile are left out, but for the last of each, by which it is known when
-    /// the next are.
+    /// Nothing is to be done before `at`: rounds of who has time that a server has meanwhile are left out, but for the last, by which it is known when
+    /// the next is.
     fn rest_until(&mut self, at: Nanos) {
         let last = |from: Nanos, every: Nanos| {
             Nanos(from.0 + (at.0 - 1).saturating_sub(from.0) / every.0.max(1) * every.0)
         };
-        let next = Nanos(self.log_next.0.max(self.log_free.0));
-        if self.log_due.is_none() && next < at {
-            let turn = last(next, self.maintenance.pace().tick);
-            self.log_due = Some(turn);
-            self.step_log(turn);
-        }
         if self.census_due || self.census_next >= at {
             return;
         }

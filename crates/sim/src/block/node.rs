@@ -187,9 +187,9 @@ impl SimNode {
         self.admissions.borrow().values().map(|a| a.memory_bytes() as u64).sum()
     }
 
-    /// Maintenance is at work from now on, until [`SimNode::has_worked`].
-    pub(super) fn works(&self) {
-        *self.late.borrow_mut() = Some(Late::default());
+    /// Maintenance is at work from now on, until [`SimNode::has_worked`], and has left this so far.
+    pub(super) fn works(&self, late: Late) {
+        *self.late.borrow_mut() = Some(late);
     }
 
     /// It is not any more. Returns what it has left for others.

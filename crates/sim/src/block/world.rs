@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use larder_base::Nanos;
 use larder_engine::block::node::event::{Answer, Effects, Ended, JobId, ShardIo, StoreOp};
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::{IoId, LineId, Merge, PartKind, SlotId};
 use larder_format::block::Layout;
 use larder_policy::block::BlockKind;
@@ -23,25 +24,21 @@ pub(super) enum Event {
         line: LineId,
         lines: u32,
     },
-    /// Whether maintenance has asked for it (`upkeep`).
     FlashWritten {
         shard: u32,
         io: IoId,
         lines: u32,
-        upkeep: bool,
     },
     /// The file system has no room for lines.
     FlashFull {
         shard: u32,
         io: IoId,
-        upkeep: bool,
     },
     /// A page of the table is there.
     Loaded {
         shard: u32,
         io: IoId,
         page: u32,
-        upkeep: bool,
     },
     Merged {
         shard: u32,
@@ -56,10 +53,19 @@ pub(super) enum Event {
     },
     /// Void lines are swept, and the lines of volumes are counted.
     Census,
-    /// Maintenance's turn.
+    /// Maintenance's round.
     Log,
-    /// Its I/O is over.
+    /// The log's I/O in it is over.
     Logged,
+}
+
+/// I/O of maintenance that has ended, or will have: it looks itself which has, and nobody is woken by it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kept {
+    /// Lines were written, or there was no room for them.
+    Written(ShardIo, Result<u32, FlashError>),
+    /// A page of the table was read.
+    Loaded(ShardIo, u32),
 }
 
 /// What is done first of what ends at the same time: the order that a queue and maintenance have in [`Given`](super::Given).
@@ -69,34 +75,26 @@ pub(super) enum Whose {
     Device,
     /// What a store has done.
     Store,
-    /// Maintenance: its I/O,
-    Upkeep,
-    /// and its turns.
+    /// Maintenance's rounds.
     Log,
     /// Who has time.
     Round,
 }
 
 impl Whose {
-    const ALL: [Whose; 5] = [Whose::Device, Whose::Store, Whose::Upkeep, Whose::Log, Whose::Round];
+    const ALL: [Whose; 4] = [Whose::Device, Whose::Store, Whose::Log, Whose::Round];
 }
 
 impl Event {
     fn whose(self) -> Whose {
         match self {
-            Event::FlashRead { .. } | Event::Merged { .. } => Whose::Device,
-            Event::FlashWritten { upkeep, .. }
-            | Event::FlashFull { upkeep, .. }
-            | Event::Loaded { upkeep, .. } => {
-                if upkeep {
-                    Whose::Upkeep
-                } else {
-                    Whose::Device
-                }
-            }
+            Event::FlashRead { .. }
+            | Event::FlashWritten { .. }
+            | Event::FlashFull { .. }
+            | Event::Loaded { .. }
+            | Event::Merged { .. } => Whose::Device,
             Event::StoreRead { .. } | Event::StoreChanged { .. } => Whose::Store,
-            Event::Logged => Whose::Upkeep,
-            Event::Log => Whose::Log,
+            Event::Log | Event::Logged => Whose::Log,
             Event::Census => Whose::Round,
         }
     }
@@ -149,6 +147,8 @@ pub(super) struct World {
     pub store: StoreModel,
     /// By [`Whose`].
     events: [Events; Whose::ALL.len()],
+    /// By the same order.
+    kept: BTreeMap<(Nanos, u64), Kept>,
     sequence: u64,
     /// By the number that their operations have as ticket.
     pub asked: BTreeMap<u64, Asked>,
@@ -172,6 +172,7 @@ impl World {
             files,
             store,
             events: Default::default(),
+            kept: BTreeMap::new(),
             sequence: 0,
             asked: BTreeMap::new(),
             next: 0,
@@ -208,6 +209,17 @@ impl World {
         events.pop().map(|Reverse((at, _, event))| (at, event))
     }
 
+    fn keep(&mut self, at: Nanos, kept: Kept) {
+        self.sequence += 1;
+        self.kept.insert((at, self.sequence), kept);
+    }
+
+    /// I/O of maintenance that has ended by `now`, one after the other.
+    pub(super) fn take_kept(&mut self, now: Nanos) -> Option<Kept> {
+        let first = self.kept.first_entry().filter(|first| first.key().0 <= now)?;
+        Some(first.remove())
+    }
+
     // ---- requests ----
 
     /// A request comes. Returns the ticket of its operations.
@@ -240,32 +252,30 @@ impl World {
         Some(done)
     }
 
-    /// The same for an I/O of a shard.
-    pub(super) fn write(
-        &mut self,
-        now: Nanos,
-        ShardIo { shard, io }: ShardIo,
-        slot: SlotId,
-        lines: u32,
-        upkeep: bool,
-    ) {
-        match self.write_lines(now, shard, slot, lines) {
-            Some(done) => self.at(done, Event::FlashWritten { shard, io, lines, upkeep }),
-            None => self.at(now, Event::FlashFull { shard, io, upkeep }),
+    /// The same for maintenance.
+    pub(super) fn fill(&mut self, now: Nanos, io: ShardIo, slot: SlotId, lines: u32) {
+        match self.write_lines(now, io.shard, slot, lines) {
+            Some(done) => self.keep(done, Kept::Written(io, Ok(lines))),
+            None => self.keep(now, Kept::Written(io, Err(FlashError::NoSpace))),
         }
     }
 
     /// Lines are moved.
     pub(super) fn copy(&mut self, io: ShardIo, from: SlotId, to: SlotId, lines: u32) {
         let read = self.read_lines(io.shard, from, lines);
-        self.write(read, io, to, lines, true);
+        self.fill(read, io, to, lines);
     }
 
-    /// A page of the table is read.
-    pub(super) fn load_page(&mut self, io: ShardIo, page: u32, upkeep: bool) {
+    /// A page of the table is read: when it is there.
+    fn read_page(&mut self, shard: u32, page: u32) -> Nanos {
         let World { drive, files, now, .. } = self;
-        let done = files.as_mut().map_or(*now, |f| f.load(drive, *now, io.shard, page));
-        self.at(done, Event::Loaded { shard: io.shard, io: io.io, page, upkeep });
+        files.as_mut().map_or(*now, |f| f.load(drive, *now, shard, page))
+    }
+
+    /// The same for maintenance.
+    pub(super) fn load_page(&mut self, io: ShardIo, page: u32) {
+        let done = self.read_page(io.shard, page);
+        self.keep(done, Kept::Loaded(io, page));
     }
 }
 
@@ -281,8 +291,18 @@ impl Effects<Sim> for World {
         self.at(done, Event::FlashRead { shard, io, line, lines });
     }
 
-    fn flash_write(&mut self, io: ShardIo, slot: SlotId, lines: u32, _bytes: Blank) {
-        self.write(self.now, io, slot, lines, false);
+    fn flash_write(
+        &mut self,
+        ShardIo { shard, io }: ShardIo,
+        slot: SlotId,
+        lines: u32,
+        _bytes: Blank,
+    ) {
+        let now = self.now;
+        match self.write_lines(now, shard, slot, lines) {
+            Some(done) => self.at(done, Event::FlashWritten { shard, io, lines }),
+            None => self.at(now, Event::FlashFull { shard, io }),
+        }
     }
 
     fn merge(&mut self, ShardIo { shard, io }: ShardIo, merge: Merge, _bytes: Blank) {
@@ -292,8 +312,9 @@ impl Effects<Sim> for World {
         self.at(done, Event::Merged { shard, io });
     }
 
-    fn load(&mut self, io: ShardIo, page: u32) {
-        self.load_page(io, page, false);
+    fn load(&mut self, ShardIo { shard, io }: ShardIo, page: u32) {
+        let done = self.read_page(shard, page);
+        self.at(done, Event::Loaded { shard, io, page });
     }
 
     fn store_read(&mut self, JobId(job): JobId, volume: &Run, at: u64, len: u32, _ahead: bool) {

@@ -57,8 +57,7 @@ fn two_that_write_past_the_last_whole_line_lose_nothing() {
 }
 
 pub(super) fn give_up(cache: &Core) {
-    locked(&cache.log_inbox).mail.give_up(cache.now(), "a test".into());
-    cache.log_wake.notify_one();
+    cache.leave_for_log(|inbox| inbox.give_up(cache.now(), "a test".into()));
     let end = Instant::now() + Duration::from_secs(120);
     while cache.is_enabled() {
         assert!(Instant::now() < end, "it is still used");

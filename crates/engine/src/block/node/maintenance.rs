@@ -1,10 +1,11 @@
 //! What one thread does beside the queues: it owns the map's log, says when fills and records are written, which ranges have
 //! their bits, which flush of a store is wanted, when the cache is given up, and how a run ends.
 //!
-//! Nobody else has the log. What queues leave for this thread is in an [`Inbox`]; the host takes it out ([`Maintenance::take`]),
-//! and calls [`Maintenance::turn`], which does one thing each time and says when to come again. It may block, on I/O of the
+//! Nobody else has the log. What queues leave for this thread is in an [`Inbox`]; it is taken out ([`Maintenance::take`]), then
+//! comes a [turn](Maintenance::turn), which does one thing each time and says when to come again. It may block, on I/O of the
 //! map's log alone ([`LogIo`]): a client's first write to a region waits for this thread. Fills, copies, pages of the table
-//! and flushes of stores are [`Effects`], whose ends it is told.
+//! and flushes of stores are [`Effects`], whose ends it is told. In which order is said by [`round`](super::round), when the next
+//! round is due by [`Maintenance::wakes`].
 
 mod census;
 mod inbox;
@@ -34,8 +35,10 @@ use crate::block::planted::Planted;
 use crate::block::record::{BlockTape, RecordedLog};
 use crate::block::shard::MapRecord;
 pub use census::{COUNT, Census, Lines, MOST_LOOKS, ROUND, SWEEP_STEP};
-pub use inbox::{Inbox, Work};
-pub use shards::{AtNode, Shards, Stores};
+#[cfg(feature = "planted")]
+pub use inbox::InboxFault;
+pub use inbox::{Inbox, Left, Work};
+pub use shards::{AtNode, LoggedShard, Shards, Stores};
 use stop::Stop;
 
 /// Stands for a shard where a whole range asks for bits.
@@ -59,6 +62,11 @@ pub struct Pace {
     /// When nothing else is due it looks at the log after so long: for records that nobody is in a hurry for, and regions that
     /// have become quiet.
     pub tick: Nanos,
+    /// While fills, copies or loads are under way it is looked so often which have ended: a line is published so long after it
+    /// was written at most.
+    pub fills: Nanos,
+    /// The same for flushes of stores.
+    pub flushes: Nanos,
     /// Regions that somebody is in a hurry for are looked at whenever their store has been flushed, for so long after they
     /// were asked for last.
     pub hurry: Nanos,
@@ -79,6 +87,8 @@ impl Default for Pace {
             commit: Nanos::from_millis(10),
             steps: 16,
             tick: Nanos::from_millis(200),
+            fills: Nanos::from_millis(2),
+            flushes: Nanos::from_millis(20),
             hurry: Nanos::from_secs(1),
             drain: Nanos::from_secs(10),
             sweep: Nanos::from_secs(3),
@@ -159,6 +169,9 @@ pub struct Maintenance {
     /// When records were last written, and whether somebody waits for them.
     logged: Nanos,
     commit: bool,
+    /// When the next turn is due, and when it was last looked what has ended of what is under way.
+    due: Nanos,
+    looked: Nanos,
     stop: Stop,
     /// That the cache was given up nothing says to a later start; then it is tried again.
     unnoted: Option<Nanos>,
@@ -184,6 +197,8 @@ impl Maintenance {
             stepping: 0,
             logged: Nanos::ZERO,
             commit: true,
+            due: Nanos::ZERO,
+            looked: Nanos::ZERO,
             stop: Stop::No,
             unnoted: None,
             #[cfg(feature = "planted")]
@@ -269,11 +284,34 @@ impl Maintenance {
         (0..shards_of(self.line_space())).map(&mut of).sum()
     }
 
-    /// Whether a turn may find something to do that is in no inbox: a host whose time costs nothing leaves out other turns.
+    /// Whether the end of the run has begun.
+    pub fn is_stopping(&self) -> bool {
+        !matches!(self.stop, Stop::No)
+    }
+
+    /// When the next round is due if nobody leaves anything for it before: for its turn, or for a look at what is under way.
+    pub fn wakes(&self) -> Nanos {
+        let look = |is_under_way: bool, after| is_under_way.then(|| self.looked + after);
+        let fills = look(self.is_busy(), self.pace.fills);
+        let flushes = look(self.is_flushing(), self.pace.flushes);
+        [fills, flushes].into_iter().flatten().fold(self.due, Nanos::min)
+    }
+
+    fn is_flushing(&self) -> bool {
+        self.stores.values().any(Numbers::is_under_way)
+    }
+
+    /// Whether a turn may find something to do that is in no inbox. Where not, turns at ticks may be left out: see
+    /// [`Maintenance::idled`].
     pub fn has_work(&self, shards: &mut impl Shards) -> bool {
         self.commit
             || self.asked
+            || self.forced
             || self.stepping > 0
+            || self.is_busy()
+            || self.is_flushing()
+            || self.is_stopping()
+            || self.unnoted.is_some()
             || self.regions_set() > 0
             || (0..shards.shards()).any(|shard| shards.records_waiting(shard) > 0)
     }
@@ -400,6 +438,21 @@ impl Maintenance {
         self.log.as_ref().map_or(0, |log| log.bits_asked())
     }
 
+    /// What has ended of what is under way was told, as far as it has by now.
+    pub fn has_looked(&mut self, now: Nanos) {
+        self.looked = now;
+    }
+
+    /// Turns at the ticks before `now` were left out, at each of which [nothing was to do](Maintenance::has_work): all is as if they
+    /// had been. For a host whose time may pass at once.
+    pub fn idled(&mut self, now: Nanos) {
+        let since = now.saturating_sub(self.logged).0;
+        if let Some(ticks) = since.saturating_sub(1).checked_div(self.pace.tick.0) {
+            self.logged = self.logged + Nanos(ticks * self.pace.tick.0);
+            self.due = self.logged + self.pace.tick;
+        }
+    }
+
     /// Steps whatever the time with the next turn.
     pub fn force(&mut self) {
         self.forced = true;
@@ -416,16 +469,22 @@ impl Maintenance {
         fx: &mut impl Effects<B>,
     ) -> Turn {
         self.note_again(now, fx);
-        match self.stop {
+        let turn = match self.stop {
             Stop::No => self.work(now, shards, io, fx),
             _ => self.go_on_to_stop(now, shards, io, fx),
-        }
+        };
+        self.due = match turn {
+            Turn::Again => Nanos::ZERO,
+            Turn::At(at) => at,
+            Turn::Over { .. } => Nanos(u64::MAX),
+        };
+        turn
     }
 
     /// Tries again to have noted that the cache was given up: if it is due, and at each turn of a stop.
     fn note_again<B>(&mut self, now: Nanos, fx: &mut impl Effects<B>) {
         let Some(due) = self.unnoted else { return };
-        let due = now >= due || !matches!(self.stop, Stop::No);
+        let due = now >= due || self.is_stopping();
         let Some(former) = self.former.as_ref().filter(|_| due) else { return };
         self.unnoted = (!fx.note_given_up(former)).then_some(now + self.pace.tick);
     }

@@ -27,6 +27,7 @@
 //! | [`ranged`] | how a change of a large range takes its lines, in which order and how many at a time |
 //! | [`readahead`] | what is read before anybody asks for it |
 //! | [`record`] | nothing: it takes note of what queues and maintenance decide, and calls them again |
+//! | [`round`] | in which order maintenance and what is around it do what there is to do |
 //! | [`setup`] | what shards, admission and the write budget are built from |
 //! | [`share`] | which line may be displaced by which: pins, floors and ceilings of volumes |
 //! | [`start`] | what survives a start: which map is believed, which volumes keep their lines, what becomes durable in which order |
@@ -53,6 +54,7 @@ pub mod quiet;
 pub mod ranged;
 pub mod readahead;
 pub mod record;
+pub mod round;
 pub mod setup;
 pub mod share;
 pub mod start;

@@ -34,6 +34,21 @@ pub trait Owners {
     fn refused(&self, volume: &Self::Volume, reason: Reason);
 }
 
+/// Who is told of lines that an operator's work has dropped, so that ceilings do not hold too early until lines are counted again.
+pub trait Accounts {
+    /// So many lines are gone from the map, all of the volume that has `line`, if it is anybody's.
+    fn dropped(&self, line: LineId, lines: u64);
+}
+
+/// The account of the volume that has them.
+impl<O: Owners> Accounts for O {
+    fn dropped(&self, line: LineId, lines: u64) {
+        if let Some(volume) = self.owner(line) {
+            self.account(&volume).dropped(lines);
+        }
+    }
+}
+
 /// Whose a group is when lines are counted: an attached volume's, or that of one that was put aside, by its place among them.
 /// (Where a page of a table is several volumes' each is taken to have its part, so those that are put aside have theirs.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,10 +5,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use larder_base::Nanos;
-use larder_engine::block::node::calls::{Copying, Fill, Load, Message, thread_of};
+use larder_engine::block::node::calls::{Copying, Fill, Load};
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
+use larder_engine::block::node::maintenance::{
+    Effects, Left, Maintenance, Pace, Shards, Turn, Work,
+};
+use larder_engine::block::node::record::RecordedMaintenance;
+use larder_engine::block::node::round::{self, Rounds};
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, MapLog, MapRecord, OpId, SlotId, Sum, TableChange};
@@ -25,7 +29,7 @@ use crate::parts::{Bytes, Event};
 /// All volumes have one store.
 pub(super) const STORE: VolumeId = VolumeId(0);
 
-/// The world as maintenance sees it: it goes on between the calls.
+/// The world as maintenance sees it: the engine's [`AtNode`], between whose calls the world goes on.
 pub(super) struct InWorld<'a>(pub(super) &'a mut World);
 
 impl InWorld<'_> {
@@ -46,86 +50,87 @@ impl Shards for InWorld<'_> {
         SHARDS
     }
     fn records_waiting(&mut self, shard: u32) -> usize {
-        self.0.shards[shard as usize].records_waiting()
+        self.0.look(|at| at.records_waiting(shard))
     }
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
         let from = out.len();
         // (Of so few slots there are never more records than a batch has room for.)
         let most = most.min(self.0.habits.batch);
-        self.0.shards[shard as usize].take_records(most, out);
-        let left = self.0.shards[shard as usize].records_waiting();
+        let left = self.0.look(|at| {
+            at.take_records(shard, most, out);
+            at.records_waiting(shard)
+        });
         self.0.seen.full_batches += u64::from(left > 0 && out.len() - from == most);
         self.0.writing.extend(out[from..].iter().map(|&r| (shard as usize, r)));
         self.meanwhile();
     }
     fn take_pages(&mut self, shard: u32, most: usize, out: &mut Vec<TableChange>) {
-        self.0.shards[shard as usize].take_pages(most.min(2), out);
+        self.0.look(|at| at.take_pages(shard, most.min(2), out));
         let cleared = out.iter().filter(|c| matches!(c, TableChange::Cleared { .. })).count();
         self.0.seen.cleared_pages += cleared as u64;
         self.meanwhile();
     }
     fn emptied(&mut self, shard: u32, out: &mut Vec<(SlotId, u32)>) {
-        self.0.shards[shard as usize].emptied(out);
+        self.0.look(|at| at.emptied(shard, out));
         self.meanwhile();
     }
     fn records_durable(&mut self, now: Nanos, shard: u32) {
         self.meanwhile();
         self.0.recorded(shard as usize, true);
-        self.0.call(shard as usize, |s, fx| s.records_durable(now, fx));
+        self.0.at_node(|at| at.records_durable(now, shard));
     }
     fn records_lost(&mut self, shard: u32) {
         self.0.recorded(shard as usize, false);
-        self.0.shards[shard as usize].records_lost();
+        self.0.look(|at| at.records_lost(shard));
     }
     fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
-        self.0.shards[shard as usize].state(first, most, out);
+        self.0.look(|at| at.state(shard, first, most, out));
         self.meanwhile();
     }
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
         self.meanwhile();
-        self.0.shards[shard as usize].quiet(region)
+        self.0.look(|at| at.quiet(shard, region))
     }
     fn intent_ready(&mut self, now: Nanos, shard: u32, region: u32) {
         if !self.is_dead() {
-            self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
+            self.0.at_node(|at| at.intent_ready(now, shard, region));
         }
     }
     fn flash_written(&mut self, now: Nanos, io: ShardIo, sums: Result<&[u32], IoFailed>) {
-        self.0.call(io.shard as usize, |s, fx| s.flash_written(now, io.io, sums, fx));
+        self.0.at_node(|at| at.flash_written(now, io, sums));
     }
     fn page_loaded(&mut self, now: Nanos, io: ShardIo, slots: Result<&[Option<Sum>], IoFailed>) {
-        self.0.call(io.shard as usize, |s, fx| s.page_loaded(now, io.io, slots, fx));
+        self.0.at_node(|at| at.page_loaded(now, io, slots));
     }
     fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
         self.0.flash_ended(now, ended);
     }
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
-        self.0.shards[shard as usize].sweep(steps.min(7))
+        self.0.look(|at| at.sweep(shard, steps.min(7)))
     }
     fn disable(&mut self, now: Nanos, shard: u32) {
         if !self.is_dead() {
-            self.0.call(shard as usize, |s, fx| s.disable(now, fx));
+            self.0.at_node(|at| at.disable(now, shard));
         }
         self.meanwhile();
     }
     fn unsettled(&mut self, shard: u32) -> usize {
-        self.0.shards[shard as usize].unsettled()
+        self.0.look(|at| at.unsettled(shard))
     }
     fn bits_ready(&mut self, op: OpId) {
         if !self.is_dead() {
-            self.0.waiting.mail[thread_of(op)].push((op, Message::IntentsReady));
+            self.0.look(|at| at.bits_ready(op));
             self.0.go_on();
         }
     }
     fn is_left_alone(&mut self, now: Nanos, region: u32) -> bool {
-        self.0.flushes_at_once || self.0.flushing.changes.is_quiet(now, region)
+        self.0.flushes_at_once || self.0.look(|at| at.is_left_alone(now, region))
     }
     fn store_of(&mut self, region: u32) -> Option<VolumeId> {
-        let place = u64::from(region) * self.0.per_region();
-        self.0.volume_at(place).map(|_| STORE)
+        self.0.look(|at| at.store_of(region))
     }
     fn stores(&mut self) -> Vec<VolumeId> {
-        vec![STORE]
+        self.0.look(|at| at.stores())
     }
 }
 
@@ -220,7 +225,7 @@ impl World {
         if let Some(fault) = self.options.fault {
             machine.plant(fault);
         }
-        self.maintenance = Some(machine);
+        self.maintenance = Some(RecordedMaintenance::new(machine));
     }
 
     /// Whether a start knows that the cache was given up.
@@ -249,7 +254,13 @@ impl World {
     /// Calls maintenance, and begins what it asks for. While it is at work it is not called: the world goes on without it.
     pub(super) fn maintain<R>(
         &mut self,
-        f: impl FnOnce(&mut Maintenance, Nanos, &mut InWorld<'_>, &mut Charging, &mut Begun) -> R,
+        f: impl FnOnce(
+            &mut RecordedMaintenance,
+            Nanos,
+            &mut InWorld<'_>,
+            &mut Charging,
+            &mut Begun,
+        ) -> R,
     ) -> Option<R> {
         let mut machine = self.maintenance.take()?;
         let (now, mut io) = (self.now(), self.io());
@@ -287,7 +298,7 @@ impl World {
         self.maintain(|m, now, shards, io, fx| m.take(now, work, shards, io, fx));
     }
 
-    /// The log's turn.
+    /// A round of maintenance.
     pub(super) fn step_log(&mut self) -> Option<Turn> {
         let before = self.maintenance.as_ref()?.stats();
         let mut work = Work::default();
@@ -297,10 +308,7 @@ impl World {
         }
         self.seen.given_up += u64::from(work.give_up.is_some() && self.is_enabled());
         self.validity.asked.set(false);
-        let turn = self.maintain(|m, now, shards, io, fx| {
-            m.take(now, work, shards, io, fx);
-            m.turn(now, shards, io, fx)
-        });
+        let turn = Some(round::round(&mut Rounding(self), Left { work, ..Left::default() }));
         self.check_given_up();
         let after = self.maintenance.as_ref()?.stats();
         let cleared = after.intents_cleared - before.intents_cleared;
@@ -310,4 +318,40 @@ impl World {
         self.forget();
         turn
     }
+}
+
+/// The world in a round of maintenance. Of I/O that ends the machine hears when it ends, between rounds and in the midst of one: a server
+/// looks at it in rounds alone.
+struct Rounding<'a>(&'a mut World);
+
+impl Rounds for Rounding<'_> {
+    type Bytes = Bytes;
+    type Task = ();
+
+    fn now(&self) -> Nanos {
+        self.0.now()
+    }
+
+    fn machine(&mut self) -> &mut RecordedMaintenance {
+        self.0.maintenance.as_mut().expect("it is not at work")
+    }
+
+    fn take(&mut self, now: Nanos, work: Work<Bytes>) {
+        self.0.maintain(|m, _, shards, io, fx| m.take(now, work, shards, io, fx));
+    }
+
+    fn turn(&mut self, now: Nanos) -> Turn {
+        let turn = self.0.maintain(|m, _, shards, io, fx| m.turn(now, shards, io, fx));
+        turn.expect("it is not at work")
+    }
+
+    fn next_flushed(&mut self) -> Option<(VolumeId, u64, bool)> {
+        None
+    }
+
+    fn begin_io(&mut self) {}
+
+    fn task(&mut self, (): ()) {}
+
+    fn end_io(&mut self) {}
 }

@@ -12,7 +12,9 @@ use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
+use larder_engine::block::node::maintenance::{AtNode, Shards, Stores};
 use larder_engine::block::node::operator::{Ask, Operation};
+use larder_engine::block::node::owners::Accounts;
 use larder_engine::block::node::queue::{Node, Queue};
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
@@ -23,7 +25,9 @@ use larder_policy::block::{
 };
 use larder_policy::budget::BudgetState;
 
-use super::{LINE, World};
+use super::in_log::STORE;
+use super::volumes::{Store, volume_at};
+use super::{LINE, PER_LINE, SHARDS, World};
 use crate::parts::{Bytes, Carried, Model, Purse, Said, Stretch};
 use crate::shares::Shares;
 
@@ -99,7 +103,9 @@ pub(super) struct Now<'a> {
     verdict: Verdict,
     /// Admission is locked.
     judging: Cell<bool>,
+    /// Lines of a region.
     regions: u64,
+    volumes: &'a [Store],
 }
 
 impl Questions for Now<'_> {
@@ -228,10 +234,31 @@ impl Node<Model> for Now<'_> {
     fn ended(&self, _: &Stretch, _: usize, _: Nanos, _: &Ended) {}
 }
 
+impl Accounts for Now<'_> {
+    fn dropped(&self, line: LineId, lines: u64) {
+        Accounts::dropped(&*self.shares, line, lines);
+    }
+}
+
+impl Stores for Now<'_> {
+    /// All volumes have one.
+    fn store_of(&self, region: u32) -> Option<VolumeId> {
+        let sectors = self.regions * PER_LINE;
+        volume_at(self.volumes, sectors, u64::from(region) * sectors).map(|_| STORE)
+    }
+
+    fn stores(&self) -> Vec<VolumeId> {
+        vec![STORE]
+    }
+}
+
 /// The world as the queue sees it now; in a macro, since the queue is the world's too.
 macro_rules! now {
-    ($world:expr, $if_free:expr, $verdict:expr) => {{
-        let coin = RefCell::new($world.rng.fork(3));
+    ($world:expr, $if_free:expr, $verdict:expr) => {
+        now!($world, $if_free, $verdict, $world.rng.fork(3))
+    };
+    ($world:expr, $if_free:expr, $verdict:expr, $coin:expr) => {{
+        let coin = RefCell::new($coin);
         Now {
             shards: RefCell::new(&mut $world.shards),
             held: RefCell::new(&mut $world.held),
@@ -246,6 +273,7 @@ macro_rules! now {
             verdict: $verdict,
             judging: Cell::new(false),
             regions: $world.layout.region_groups * u64::from(GROUP_LINES),
+            volumes: &$world.volumes,
         }
     }};
 }
@@ -280,7 +308,7 @@ impl World {
         self.go_on();
     }
 
-    /// A shard is told something by somebody else: the log, or an operator.
+    /// A shard is told something by a start.
     pub(super) fn call(
         &mut self,
         shard: usize,
@@ -292,9 +320,21 @@ impl World {
         self.go_on();
     }
 
+    /// The shards as maintenance has them at a node, to look at them and to take from them: they ask nobody for anything.
+    pub(super) fn look<R>(&mut self, f: impl FnOnce(&mut AtNode<'_, Model, Now<'_>>) -> R) -> R {
+        f(&mut AtNode::new(&now!(self, false, Verdict::Admit, Rng::new(0)), SHARDS))
+    }
+
+    /// The same, to tell them something.
+    pub(super) fn at_node(&mut self, f: impl FnOnce(&mut AtNode<'_, Model, Now<'_>>)) {
+        f(&mut AtNode::new(&now!(self, false, Verdict::Admit), SHARDS));
+        self.leave_to_maintenance();
+        self.go_on();
+    }
+
     /// I/O of maintenance has ended so.
     pub(super) fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
-        now!(self, false, Verdict::Admit).flash_ended(now, ended);
+        AtNode::new(&now!(self, false, Verdict::Admit), SHARDS).flash_ended(now, ended);
         self.leave_to_maintenance();
     }
 

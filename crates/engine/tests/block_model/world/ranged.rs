@@ -1,8 +1,8 @@
 //! Changes of whole ranges by clients, and an operator who locks a range.
 
 use larder_engine::block::node::attachment::Step;
-use larder_engine::block::node::maintenance::Maintenance;
 use larder_engine::block::node::operator::{Ask, Operation};
+use larder_engine::block::node::record::RecordedMaintenance;
 use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, Verdict};
 
 use super::node::operators;
@@ -99,7 +99,7 @@ impl World {
                 Ask::Do(Step::Losses { first, last }) => {
                     let region = |line: LineId| (line.group().0 / self.layout.region_groups) as u32;
                     let regions = (region(first), region(last));
-                    let unflushed = |m: &Maintenance| m.unflushed(regions.0, regions.1);
+                    let unflushed = |m: &RecordedMaintenance| m.unflushed(regions.0, regions.1);
                     let runs = self.maintenance.as_ref().map_or_else(Vec::new, unflushed);
                     operation.unflushed(&runs, &self.layout);
                 }

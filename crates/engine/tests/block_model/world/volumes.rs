@@ -62,6 +62,17 @@ impl Store {
         let name = self.name.clone();
         Comer { name, bytes: self.sectors * SECTOR as u64, identity, proves: Box::new(proves) }
     }
+
+    /// Sectors of the regions that it has, of so many each.
+    fn span(&self, per_region: u64) -> u64 {
+        self.served.next_multiple_of(per_region)
+    }
+}
+
+/// The volume that has a sector of the line space, whose regions have so many.
+pub(super) fn volume_at(volumes: &[Store], per_region: u64, at: u64) -> Option<usize> {
+    let has = |v: &Store| v.place.is_some_and(|p| (p..p + v.span(per_region)).contains(&at));
+    volumes.iter().position(has)
 }
 
 /// Volumes that end so many sectors before a line does.
@@ -100,15 +111,12 @@ impl World {
 
     /// Sectors of the regions that a volume has.
     pub(super) fn span_of(&self, volume: usize) -> u64 {
-        self.volumes[volume].served.next_multiple_of(self.per_region())
+        self.volumes[volume].span(self.per_region())
     }
 
     /// The volume that has a sector of the line space.
     pub(super) fn volume_at(&self, at: u64) -> Option<usize> {
-        let has = |&v: &usize| {
-            self.volumes[v].place.is_some_and(|p| (p..p + self.span_of(v)).contains(&at))
-        };
-        (0..self.volumes.len()).find(has)
+        volume_at(&self.volumes, self.per_region(), at)
     }
 
     /// Where the volume of a sector begins; of one that is nobody's, its region.

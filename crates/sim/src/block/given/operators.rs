@@ -331,7 +331,6 @@ impl<B: Carried> Given<B> {
             ranges.iter().map(|(start, bytes)| self.lines_of(volume.base() + start, *bytes));
         let mut operation = Operation::drop_lines(id, shards, lines);
         let done = self.carry(&mut operation, |_, _, _| Ok(true))?;
-        volume.account.dropped(operation.dropped());
         if done { Ok(operation.dropped()) } else { Err(GivenError::busy(&volume.name)) }
     }
 

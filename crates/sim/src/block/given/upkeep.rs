@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::marker::PhantomData;
 
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load};
@@ -9,9 +10,11 @@ use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::flushes::{Flushed, has_made_durable};
 use larder_engine::block::node::maintenance::{
-    AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, ROUND, Turn,
+    AtNode, Census, Effects, Left, Lines, MOST_LOOKS, Maintenance, ROUND, Turn, Work,
 };
 use larder_engine::block::node::owners::{Owners, Whose, aside_at, put_aside};
+use larder_engine::block::node::record::RecordedMaintenance;
+use larder_engine::block::node::round::{self, Rounds};
 use larder_engine::block::node::share::Count;
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::{GroupId, SlotId};
@@ -37,7 +40,7 @@ enum Done<B> {
 pub(super) struct Begun<B> {
     done: VecDeque<Done<B>>,
     /// Flushes of stores: over when they are asked for.
-    flushed: Vec<(VolumeId, u64)>,
+    flushed: VecDeque<(VolumeId, u64)>,
     /// What binds the maps' memory to a run.
     pub memory: RefCell<Memory>,
     /// Nothing on the device is to be used by a later start.
@@ -52,7 +55,7 @@ impl<B> Begun<B> {
     pub(super) fn new(memory: Memory) -> Begun<B> {
         Begun {
             done: VecDeque::new(),
-            flushed: Vec::new(),
+            flushed: VecDeque::new(),
             memory: RefCell::new(memory),
             barred: false,
             stopped: false,
@@ -101,7 +104,7 @@ impl<B: Carried> Effects<B> for Carrier<'_, B> {
     }
 
     fn store_flush(&mut self, store: VolumeId, number: u64) {
-        self.begun.flushed.push((store, number));
+        self.begun.flushed.push_back((store, number));
     }
 
     fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
@@ -131,7 +134,7 @@ impl<B: Carried> Effects<B> for Carrier<'_, B> {
 /// The machine, and what it is called with.
 pub(super) struct AtWork<'a, B: Carried> {
     pub now: Nanos,
-    pub machine: &'a mut Maintenance,
+    pub machine: &'a mut RecordedMaintenance,
     pub shards: AtNode<'a, House<B>, GivenNode<B>>,
     pub io: Charged<MediumIo<'a>, &'a Medium>,
     pub fx: Carrier<'a, B>,
@@ -142,62 +145,45 @@ pub(super) type Task<'e, B> = &'e mut dyn FnMut(&mut AtWork<'_, B>);
 
 /// Maintenance.
 pub(super) struct Upkeep<B: Carried> {
-    pub machine: Maintenance,
+    pub machine: RecordedMaintenance,
     pub begun: Begun<B>,
-    /// When the machine wants its next turn.
-    due: Nanos,
-    /// The end has begun.
-    stopping: bool,
     /// All is over.
     pub over: bool,
-    rounds: Rounds,
+    scan: Scan,
 }
 
 impl<B: Carried> Upkeep<B> {
     pub(super) fn new(machine: Maintenance, memory: Memory) -> Upkeep<B> {
         Upkeep {
-            machine,
+            machine: RecordedMaintenance::new(machine),
             begun: Begun::new(memory),
-            due: Nanos::ZERO,
-            stopping: false,
             over: false,
-            rounds: Rounds::default(),
+            scan: Scan::default(),
         }
     }
 
-    /// When it has something to do: at once, where a flush of a store has ended.
+    /// When it has something to do.
     pub(super) fn due(&self, node: &GivenNode<B>) -> Nanos {
-        if !self.begun.flushed.is_empty() {
-            return Nanos::ZERO;
-        }
-        node.inbox.borrow().due().map_or(self.due, |due| due.min(self.due))
+        node.inbox.borrow().due(self.machine.wakes())
     }
 
-    /// Its turns, as long as there is something to do now. Returns whether there was.
+    /// A round, if it is due, if there is a task, or if the end is to begin. Returns whether it was.
     pub(super) fn step(
         &mut self,
         node: &GivenNode<B>,
-        mut task: Option<Task<'_, B>>,
+        task: &mut Option<Task<'_, B>>,
         stop: bool,
     ) -> bool {
-        let mut did = false;
-        loop {
-            let begins_to_stop = stop && !self.stopping;
-            let is_due = node.now.get() >= self.due(node);
-            if self.over || !(task.is_some() || begins_to_stop || is_due) {
-                return did;
-            }
-            did = true;
-            if begins_to_stop {
-                self.stopping = true;
-                self.machine.stop(node.now.get());
-            }
-            match self.turn(node, task.take()) {
-                Turn::Again => self.due = Nanos::ZERO,
-                Turn::At(at) => self.due = at,
-                Turn::Over { .. } => self.over = true,
-            }
+        let stop = stop && !self.machine.is_stopping();
+        let is_due = node.now.get() >= self.due(node);
+        if self.over || !(task.is_some() || stop || is_due) {
+            return false;
         }
+        let Left { work, .. } = node.inbox.borrow_mut().take();
+        let tasks = task.take().into_iter().collect();
+        let working = &mut Working { node, upkeep: self, tasks: PhantomData };
+        self.over = matches!(round::round(working, Left { work, tasks, stop }), Turn::Over { .. });
+        true
     }
 
     fn at_work<'a>(&'a mut self, node: &'a GivenNode<B>) -> AtWork<'a, B> {
@@ -211,33 +197,62 @@ impl<B: Carried> Upkeep<B> {
         }
     }
 
-    fn turn(&mut self, node: &GivenNode<B>, task: Option<Task<'_, B>>) -> Turn {
-        let now = node.now.get();
-        for (store, number) in std::mem::take(&mut self.begun.flushed) {
-            // A volume that is gone has no store.
-            let answered = node.volumes.borrow().values().any(|v| v.id == store);
-            let durable = has_made_durable(answered, &InMemory);
-            self.machine.store_flushed(now, store, number, durable);
+    /// The round of who has time, if it is due. Returns when the next is.
+    pub(super) fn round(&mut self, node: &GivenNode<B>) -> Nanos {
+        if node.now.get() >= self.scan.due {
+            self.scan.due = self.scan.turn(node, self.machine.line_space());
         }
-        let work = node.inbox.borrow_mut().take();
-        let mut at = self.at_work(node);
-        let AtWork { machine, shards, io, fx, .. } = &mut at;
-        machine.take(now, work, shards, io, fx);
-        if task.is_some() {
-            machine.force();
-        }
-        let turn = machine.turn(now, shards, io, fx);
-        if let Some(task) = task {
-            task(&mut at);
-        }
-        self.end(node);
-        turn
+        self.scan.due
+    }
+}
+
+/// Maintenance in a round, with tasks of an operator's that is there for so long.
+struct Working<'a, 'e, B: Carried> {
+    node: &'a GivenNode<B>,
+    upkeep: &'a mut Upkeep<B>,
+    tasks: PhantomData<Task<'e, B>>,
+}
+
+impl<'e, B: Carried> Rounds for Working<'_, 'e, B> {
+    type Bytes = B;
+    type Task = Task<'e, B>;
+
+    fn now(&self) -> Nanos {
+        self.node.now.get()
     }
 
-    /// What has ended is told.
-    fn end(&mut self, node: &GivenNode<B>) {
-        while let Some(done) = self.begun.done.pop_front() {
-            let AtWork { now, machine, mut shards, mut fx, .. } = self.at_work(node);
+    fn machine(&mut self) -> &mut RecordedMaintenance {
+        &mut self.upkeep.machine
+    }
+
+    fn take(&mut self, now: Nanos, work: Work<B>) {
+        let AtWork { machine, mut shards, mut io, mut fx, .. } = self.upkeep.at_work(self.node);
+        machine.take(now, work, &mut shards, &mut io, &mut fx);
+    }
+
+    fn turn(&mut self, now: Nanos) -> Turn {
+        let AtWork { machine, mut shards, mut io, mut fx, .. } = self.upkeep.at_work(self.node);
+        machine.turn(now, &mut shards, &mut io, &mut fx)
+    }
+
+    fn next_flushed(&mut self) -> Option<(VolumeId, u64, bool)> {
+        let (store, number) = self.upkeep.begun.flushed.pop_front()?;
+        // A volume that is gone has no store.
+        let answered = self.node.volumes.borrow().values().any(|v| v.id == store);
+        Some((store, number, has_made_durable(answered, &InMemory)))
+    }
+
+    /// It is over when it is asked for.
+    fn begin_io(&mut self) {}
+
+    fn task(&mut self, task: Task<'e, B>) {
+        task(&mut self.upkeep.at_work(self.node));
+    }
+
+    fn end_io(&mut self) {
+        let Working { node, upkeep, .. } = self;
+        while let Some(done) = upkeep.begun.done.pop_front() {
+            let AtWork { now, machine, mut shards, mut fx, .. } = upkeep.at_work(node);
             match done {
                 Done::Read(Copying { shard, io, to: slot, .. }, bytes) => {
                     fx.write(ShardIo { shard, io }, slot, bytes);
@@ -254,25 +269,17 @@ impl<B: Carried> Upkeep<B> {
             }
         }
     }
-
-    /// The round of who has time, if it is due. Returns when the next is.
-    pub(super) fn round(&mut self, node: &GivenNode<B>) -> Nanos {
-        if node.now.get() >= self.rounds.due {
-            self.rounds.due = self.rounds.turn(node, self.machine.line_space());
-        }
-        self.rounds.due
-    }
 }
 
 /// Who counts lines, takes those of trimmed ranges out of the map, and reads what tells where a file system's metadata is.
 #[derive(Default)]
-struct Rounds {
+struct Scan {
     machine: Census,
     lines: Lined,
     due: Nanos,
 }
 
-impl Rounds {
+impl Scan {
     fn turn<B: Carried>(
         &mut self,
         node: &GivenNode<B>,

@@ -4,14 +4,14 @@ use larder_base::Nanos;
 use larder_format::block::log::Held;
 use larder_policy::block::VolumeId;
 
-use crate::block::api::{IoFailed, OpId, SlotId, Sum};
-use crate::block::node::calls::{Fx, Message, Out, call, send};
+use crate::block::api::{BlockEffects, IoFailed, OpId, SlotId, Sum};
+use crate::block::node::calls::{Fx, Message, Out, Shard, call, send};
 use crate::block::node::event::{Host, ShardIo};
 use crate::block::node::failing::FlashError;
 use crate::block::node::queue::Node;
 use crate::block::paging::TableChange;
 use crate::block::record::RecordedShard;
-use crate::block::shard::MapRecord;
+use crate::block::shard::{BlockShard, MapRecord};
 
 /// The shards and what is around them. Each call of a shard is one of `BlockShard`, under its lock; what the shard asks for
 /// then goes to queues and into the inbox as after every call.
@@ -67,6 +67,74 @@ pub trait Stores {
     fn stores(&self) -> Vec<VolumeId>;
 }
 
+/// A shard as maintenance calls it: [`BlockShard`], or one with a tape.
+pub trait LoggedShard: Shard {
+    /// See [`BlockShard::records_waiting`].
+    fn records_waiting(&self) -> usize;
+    /// See [`BlockShard::take_records`].
+    fn take_records(&mut self, most: usize, out: &mut Vec<MapRecord>);
+    /// See [`BlockShard::take_pages`].
+    fn take_pages(&mut self, most: usize, out: &mut Vec<TableChange>);
+    /// See [`BlockShard::emptied`].
+    fn emptied(&mut self, out: &mut Vec<(SlotId, u32)>);
+    /// See [`BlockShard::records_durable`].
+    fn records_durable(&mut self, now: Nanos, fx: &mut impl BlockEffects);
+    /// See [`BlockShard::records_lost`].
+    fn records_lost(&mut self);
+    /// See [`BlockShard::state`].
+    fn state(&mut self, first: SlotId, most: u32, out: &mut Vec<Held>);
+    /// See [`BlockShard::quiet`].
+    fn quiet(&mut self, region: u32) -> bool;
+    /// See [`BlockShard::intent_ready`].
+    fn intent_ready(&mut self, now: Nanos, region: u32, fx: &mut impl BlockEffects);
+    /// See [`BlockShard::disable`].
+    fn disable(&mut self, now: Nanos, fx: &mut impl BlockEffects);
+    /// See [`BlockShard::unsettled`].
+    fn unsettled(&self) -> usize;
+}
+
+macro_rules! logged {
+    ($($shard:ty)*) => {$(
+        impl LoggedShard for $shard {
+            fn records_waiting(&self) -> usize {
+                BlockShard::records_waiting(self)
+            }
+            fn take_records(&mut self, most: usize, out: &mut Vec<MapRecord>) {
+                <$shard>::take_records(self, most, out);
+            }
+            fn take_pages(&mut self, most: usize, out: &mut Vec<TableChange>) {
+                <$shard>::take_pages(self, most, out);
+            }
+            fn emptied(&mut self, out: &mut Vec<(SlotId, u32)>) {
+                <$shard>::emptied(self, out);
+            }
+            fn records_durable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
+                <$shard>::records_durable(self, now, fx);
+            }
+            fn records_lost(&mut self) {
+                <$shard>::records_lost(self);
+            }
+            fn state(&mut self, first: SlotId, most: u32, out: &mut Vec<Held>) {
+                <$shard>::state(self, first, most, out);
+            }
+            fn quiet(&mut self, region: u32) -> bool {
+                <$shard>::quiet(self, region)
+            }
+            fn intent_ready(&mut self, now: Nanos, region: u32, fx: &mut impl BlockEffects) {
+                <$shard>::intent_ready(self, now, region, fx);
+            }
+            fn disable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
+                <$shard>::disable(self, now, fx);
+            }
+            fn unsettled(&self) -> usize {
+                BlockShard::unsettled(self)
+            }
+        }
+    )*};
+}
+
+logged!(BlockShard RecordedShard);
+
 /// The shards of a node, for the time of a call.
 pub struct AtNode<'a, H: Host, N> {
     node: &'a N,
@@ -74,22 +142,22 @@ pub struct AtNode<'a, H: Host, N> {
     out: Out<H::Bytes>,
 }
 
-impl<'a, H: Host, N: Node<H, Shard = RecordedShard>> AtNode<'a, H, N> {
+impl<'a, H: Host, N: Node<H, Shard: LoggedShard>> AtNode<'a, H, N> {
     /// The `shards` shards of `node`.
     pub fn new(node: &'a N, shards: u32) -> AtNode<'a, H, N> {
         AtNode { node, shards, out: Out::default() }
     }
 
-    fn look<R>(&self, shard: u32, f: impl FnOnce(&mut RecordedShard) -> R) -> R {
+    fn look<R>(&self, shard: u32, f: impl FnOnce(&mut N::Shard) -> R) -> R {
         self.node.shard(shard, |shard, _| f(shard))
     }
 
-    fn with(&mut self, shard: u32, f: impl FnOnce(&mut RecordedShard, &mut Fx<'_, H, N>)) {
+    fn with(&mut self, shard: u32, f: impl FnOnce(&mut N::Shard, &mut Fx<'_, H, N>)) {
         call(self.node, shard, None, &mut self.out, f);
     }
 }
 
-impl<H: Host, N: Node<H, Shard = RecordedShard> + Stores> Shards for AtNode<'_, H, N> {
+impl<H: Host, N: Node<H, Shard: LoggedShard> + Stores> Shards for AtNode<'_, H, N> {
     fn shards(&self) -> u32 {
         self.shards
     }
@@ -115,7 +183,7 @@ impl<H: Host, N: Node<H, Shard = RecordedShard> + Stores> Shards for AtNode<'_, 
     }
 
     fn records_lost(&mut self, shard: u32) {
-        self.look(shard, RecordedShard::records_lost);
+        self.look(shard, LoggedShard::records_lost);
     }
 
     fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {

@@ -242,6 +242,49 @@ fn somebody_who_waits_for_records_waits_ten_milliseconds() {
     assert_eq!(bench.turn(211), Turn::At(at(411)));
 }
 
+/// Fills and flushes are looked at while they are under way, from the last look on.
+#[test]
+fn what_is_under_way_is_looked_at() {
+    let mut bench = Bench::new();
+    bench.machine.has_looked(at(201));
+    assert_eq!(bench.machine.wakes(), at(400));
+    bench.take(201, Work { fills: vec![fill()], asks: vec![(0, 1)], ..Work::default() });
+    assert_eq!(bench.machine.wakes(), at(203));
+    bench.turn(203);
+    bench.machine.has_looked(at(204));
+    assert_eq!(bench.machine.wakes(), at(206));
+    let io = ShardIo { shard: 0, io: IoId(3) };
+    bench.machine.flash_written(at(206), &mut bench.shards, io, Ok(&[0]));
+    assert_eq!(bench.machine.wakes(), at(400));
+    // A flush of a store.
+    bench.turn(70_000);
+    bench.machine.has_looked(at(70_001));
+    assert_eq!((bench.asked.flushes.len(), bench.machine.wakes()), (1, at(70_021)));
+    bench.machine.store_flushed(at(70_021), DISK, 1, true);
+    assert_eq!(bench.machine.wakes(), at(70_200));
+}
+
+/// Where nothing is to do turns at ticks change nothing but when the next are due, and may be left out.
+#[test]
+fn ticks_at_which_nothing_is_to_do_may_be_left_out() {
+    for later in [2000, 2001, 2050, 2199, 2200, 2201] {
+        let (mut all, mut few) = (Bench::new(), Bench::new());
+        assert!(!few.machine.has_work(&mut few.shards));
+        for tick in (400..later).step_by(200) {
+            assert!(!all.machine.has_work(&mut all.shards));
+            assert_eq!(all.turn(tick), Turn::At(at(tick + 200)));
+        }
+        few.machine.idled(at(later));
+        (all.shards.records, few.shards.records) = (5, 5);
+        for millis in [later, later + 90, later + 110, later + 200] {
+            assert_eq!(all.machine.wakes(), few.machine.wakes(), "{later}, {millis}");
+            assert_eq!(all.turn(millis), few.turn(millis), "{later}, {millis}");
+            assert_eq!(all.shards.durable, few.shards.durable, "{later}, {millis}");
+        }
+        assert_eq!(few.shards.durable, 1);
+    }
+}
+
 #[test]
 fn it_steps_sixteen_times_in_a_row() {
     let mut bench = Bench::new();
@@ -452,25 +495,33 @@ fn a_log_that_cannot_be_written_ends_the_cache_and_keeps_nobody_waiting() {
 
 #[test]
 fn the_inbox_wakes_for_what_cannot_wait() {
-    let mut inbox: Inbox<()> = Inbox::new(Pace::default());
+    let mut inbox: Inbox<(), ()> = Inbox::new(Pace::default());
     let fills = |n: usize| Out { fills: (0..n).map(|_| fill()).collect(), ..Out::default() };
     // Its owner is at work: it looks before it sleeps.
     assert!(!inbox.leave(at(1), &mut fills(1)));
     assert_eq!(inbox.sleep(at(200)), at(3));
     assert!(!inbox.leave(at(2), &mut fills(3)));
-    assert_eq!(inbox.take().fills.len(), 4);
+    assert_eq!(inbox.take().work.fills.len(), 4);
     // It sleeps for long: the first fill has it sleep for less, the others need not.
     assert_eq!(inbox.sleep(at(200)), at(200));
     assert!(inbox.leave(at(10), &mut fills(1)));
     assert!(!inbox.leave(at(11), &mut fills(1)));
     assert!(!inbox.leave(at(11), &mut Out { commit: true, ..Out::default() }));
-    assert_eq!(inbox.due(), Some(at(12)));
+    assert_eq!(inbox.due(at(200)), at(12));
     // A batch of them, and bits, are begun at once.
     assert!(inbox.leave(at(11), &mut fills(62)));
-    let work = inbox.take();
+    let work = inbox.take().work;
     assert_eq!((work.fills.len(), work.commit), (64, true));
     inbox.sleep(at(300));
     assert!(inbox.leave(at(20), &mut Out { asks: vec![(0, 1)], ..Out::default() }));
     assert!(!inbox.ask_bits(at(20), OpId(1), 0, 1), "it has been woken");
-    assert_eq!(inbox.due(), Some(at(20)));
+    assert_eq!(inbox.due(at(200)), at(20));
+    inbox.take();
+    // An operator's task is due whatever the time, and so is the end.
+    inbox.sleep(at(300));
+    assert!(inbox.task(()));
+    assert!(!inbox.stop(), "it has been woken");
+    assert_eq!(inbox.due(at(200)), Nanos::ZERO);
+    let left = inbox.take();
+    assert_eq!((left.tasks.len(), left.stop, inbox.is_empty()), (1, true, true));
 }

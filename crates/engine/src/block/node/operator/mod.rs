@@ -26,6 +26,7 @@ use super::attachment::{Attachment, Step};
 use super::calls::{Calls, Out, Shard};
 use super::event::Host;
 use super::maintenance::SWEEP_STEP;
+use super::owners::Accounts;
 use super::ranged::STEP;
 use crate::block::api::{GroupId, LineId, OpId};
 use range::Range;
@@ -212,8 +213,8 @@ impl Operation {
         self.timeout.zip(self.since).is_some_and(|(p, since)| now >= until(p, since))
     }
 
-    /// Goes on as far as that goes without the host.
-    pub fn next<H: Host, N: Calls<H>>(
+    /// Goes on as far as that goes without the host. Who has lines that it drops is told of them.
+    pub fn next<H: Host, N: Calls<H> + Accounts>(
         &mut self,
         node: &N,
         now: Nanos,
@@ -242,7 +243,7 @@ impl Operation {
     }
 
     /// A step that needs lines. `None` if it is over.
-    fn with_lines<H: Host, N: Calls<H>>(
+    fn with_lines<H: Host, N: Calls<H> + Accounts>(
         &mut self,
         step: Step,
         (first, last): (LineId, LineId),
@@ -272,7 +273,11 @@ impl Operation {
         }
         if let Some(&lines) = self.drops.front() {
             match range.drop_lines(node, lines, self.turn, out) {
-                Some(dropped) => self.dropped += dropped,
+                Some(0) => {}
+                Some(dropped) => {
+                    node.dropped(lines.0, dropped);
+                    self.dropped += dropped;
+                }
                 None => drop(self.drops.pop_front()),
             }
             return Some(Ask::Again);

@@ -145,8 +145,10 @@ fn take_work(c: &mut Cursor<'_>, regions: u32) -> Result<Work<()>, BadRecord> {
     Ok(Work { fills, copies, loads, asks, ranges, commit: flags & 1 != 0, give_up })
 }
 
+/// (When it is looked what has ended is no decision of the machine's: a replay is told when it was.)
 fn put_pace(out: &mut Vec<u8>, pace: &Pace) {
-    let Pace { gather, batch, records, commit, steps, tick, hurry, drain, sweep, flush } = *pace;
+    let Pace { gather, batch, records, commit, steps, tick, hurry, drain, sweep, flush, .. } =
+        *pace;
     put_all(out, &[batch as u64, steps as u64]);
     put_all(out, &[gather, records, commit, tick, hurry, drain, sweep, flush].map(|n| n.0));
 }
@@ -157,7 +159,8 @@ fn take_pace(c: &mut Cursor<'_>) -> Result<Pace, BadRecord> {
     let mut time = || c.at_most(LONGEST, "time").map(Nanos);
     let (gather, records, commit, tick) = (time()?, time()?, time()?, time()?);
     let (hurry, drain, sweep, flush) = (time()?, time()?, time()?, time()?);
-    Ok(Pace { gather, batch, records, commit, steps, tick, hurry, drain, sweep, flush })
+    let looks = Pace::default();
+    Ok(Pace { gather, batch, records, commit, steps, tick, hurry, drain, sweep, flush, ..looks })
 }
 
 fn note_turn(digest: &mut Digest, turn: Turn) {
@@ -324,6 +327,17 @@ impl RecordedMaintenance {
     pub fn forget_store(&mut self, store: VolumeId) {
         self.machine.forget_store(store);
         self.note(FORGET_STORE, Nanos::ZERO, &[store.0.into()]);
+    }
+
+    /// [`Maintenance::has_looked`], which decides nothing.
+    pub fn has_looked(&mut self, now: Nanos) {
+        self.machine.has_looked(now);
+    }
+
+    /// [`Maintenance::idled`], for which a record has no word: recording ends.
+    pub fn idled(&mut self, now: Nanos) {
+        self.end_recording();
+        self.machine.idled(now);
     }
 
     /// [`Maintenance::force`].
