@@ -81,12 +81,15 @@ pub(crate) struct Seen {
     pub(crate) at_ceiling: u64,
     /// Regions that a flush was found to have made durable.
     pub(crate) covered: u64,
-    /// Devices that were given up because everything failed.
+    /// Devices that were given up because everything failed, and those of which that could not be noted but on themselves.
     pub(crate) given_up: u64,
-    /// Starts: those that were cut off, that the device has failed, that a note has voided, that have begun all the same, and that were
+    pub(crate) unnoted: u64,
+    /// Starts: those that were cut off (of them before all stores were durable), that the device has failed, without the device, that a note has voided, that have begun all the same, and that were
     /// offered the memory of an earlier run.
     pub(crate) kills_in_start: u64,
+    pub(crate) refused_starts: u64,
     pub(crate) failed_starts: u64,
+    pub(crate) passed_by: u64,
     pub(crate) voided: u64,
     pub(crate) worked_again: u64,
     pub(crate) other_memory: u64,
@@ -124,17 +127,23 @@ impl Seen {
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
-            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
+            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up unnoted kills_in_start refused_starts failed_starts passed_by
             voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops
             grown moved kills_in_stop full_batches slow_writes rests given_up_lines behind);
     }
 
     /// What a start may lose lines by.
-    pub(crate) fn losses(&self) -> [u64; 5] {
+    pub(crate) fn losses(&self) -> [u64; 6] {
         let Seen {
-            rotten_maps, short_logs, failed_starts, kills_in_start, changed_between, ..
+            rotten_maps,
+            short_logs,
+            failed_starts,
+            passed_by,
+            kills_in_start,
+            changed_between,
+            ..
         } = *self;
-        [rotten_maps, short_logs, failed_starts, kills_in_start, changed_between]
+        [rotten_maps, short_logs, failed_starts, passed_by, kills_in_start, changed_between]
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -190,8 +199,11 @@ impl Seen {
             self.at_ceiling,
             self.covered,
             self.given_up,
+            self.unnoted,
             self.kills_in_start,
+            self.refused_starts,
             self.failed_starts,
+            self.passed_by,
             self.voided,
             self.worked_again,
             self.other_memory,

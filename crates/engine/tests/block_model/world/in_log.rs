@@ -134,6 +134,8 @@ pub(super) struct Validity {
     pub(super) enabled: Rc<Cell<bool>>,
     /// It is noted, beside the device, that the map on it must not be used again.
     pub(super) barred: Rc<Cell<bool>>,
+    /// The next such note cannot be made, where the device itself can say it.
+    pub(super) unnoted: Rc<Cell<bool>>,
 }
 
 /// What the stores of volumes that are served are known by, by name.
@@ -164,6 +166,9 @@ impl Effects<Bytes> for Begun {
         self.flushes.push(number);
     }
     fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+        if self.validity.unnoted.take() && self.device.borrow().works_for_now() {
+            return false;
+        }
         if !self.device.borrow().blown {
             self.validity.barred.set(true);
         }
@@ -179,7 +184,7 @@ impl Effects<Bytes> for Begun {
         if device.blown {
             return;
         }
-        if !self.validity.barred.get() {
+        if !self.validity.barred.get() && !device.says_given_up() {
             // Changes go on without bits from here on: after a kill the map would be believed.
             device.complaint =
                 Some("the cache is given up before that is noted, or without".to_owned());
