@@ -114,6 +114,72 @@ impl ChunkSink for Feed {
     }
 }
 
+/// The file of a record in which nothing is written yet. Dropped, it is removed: of a server that does not begin no record is left.
+#[derive(Debug)]
+pub struct RecordFile {
+    file: Option<File>,
+    config: RecordConfig,
+}
+
+impl RecordFile {
+    /// Creates it.
+    ///
+    /// # Errors
+    /// A file that is there already or cannot be written.
+    pub fn create(config: &RecordConfig) -> Result<RecordFile, RecordError> {
+        let file = create(&config.file).map_err(|e| RecordError::File {
+            path: config.file.clone(),
+            why: format!("{e}: give a new file in a folder that can be written"),
+        })?;
+        Ok(RecordFile { file: Some(file), config: config.clone() })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.config.file
+    }
+
+    /// Begins it: see [`Recorder::start`].
+    ///
+    /// # Errors
+    /// A setup that is too long, a file that cannot be written.
+    pub fn start(mut self, setup: &[u8], streams: usize) -> Result<Recorder, RecordError> {
+        let config = self.config.clone();
+        let refused = |why: String| RecordError::File { path: config.file.clone(), why };
+        let header = file_header(setup)
+            .ok_or_else(|| refused("the configuration is too long to be recorded".to_owned()))?;
+        let written = self.file.as_mut().map(|file| file.write_all(&header)).transpose();
+        written.map_err(|e| refused(e.to_string()))?;
+        let file = self.file.take().ok_or_else(|| refused("it is gone".to_owned()))?;
+        let state = Arc::new(State::default());
+        state.bytes.store(header.len() as u64, Ordering::Relaxed);
+        let (queue, chunks) = sync_channel(QUEUE);
+        let writer = Writer {
+            file: BufWriter::with_capacity(256 << 10, file),
+            path: config.file.clone(),
+            limit: config.limit,
+            full: false,
+            records: vec![0; streams],
+            latest: VecDeque::new(),
+            state: state.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("larder-record".into())
+            .spawn(move || writer.run(&chunks))
+            .map_err(RecordError::Thread)?;
+        Ok(Recorder { state, queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
+    }
+}
+
+impl Drop for RecordFile {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // If it stays, the next record is refused and says so.
+            let _ = std::fs::remove_file(&self.config.file);
+        }
+    }
+}
+
 /// A recording under way.
 pub struct Recorder {
     state: Arc<State>,
@@ -132,30 +198,7 @@ impl Recorder {
         setup: &[u8],
         streams: usize,
     ) -> Result<Recorder, RecordError> {
-        let refused = |why: String| RecordError::File { path: config.file.clone(), why };
-        let header = file_header(setup)
-            .ok_or_else(|| refused("the configuration is too long to be recorded".to_owned()))?;
-        let mut file = create(&config.file).map_err(|e| {
-            refused(format!("{e}: give a new file in a folder that can be written"))
-        })?;
-        file.write_all(&header).map_err(|e| refused(e.to_string()))?;
-        let state = Arc::new(State::default());
-        state.bytes.store(header.len() as u64, Ordering::Relaxed);
-        let (queue, chunks) = sync_channel(QUEUE);
-        let writer = Writer {
-            file: BufWriter::with_capacity(256 << 10, file),
-            path: config.file.clone(),
-            limit: config.limit,
-            full: false,
-            records: vec![0; streams],
-            latest: VecDeque::new(),
-            state: state.clone(),
-        };
-        let thread = std::thread::Builder::new()
-            .name("larder-record".into())
-            .spawn(move || writer.run(&chunks))
-            .map_err(RecordError::Thread)?;
-        Ok(Recorder { state, queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
+        RecordFile::create(config)?.start(setup, streams)
     }
 
     /// Where the tape of a stream puts its chunks.

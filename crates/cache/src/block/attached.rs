@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::counters::VolumeCounters;
+use larder_engine::block::node::flushes::PATIENCE;
 use larder_engine::block::node::share::{Account, ShareLines};
 use larder_engine::block::node::{owners, setup};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
@@ -15,7 +17,7 @@ use larder_policy::block::{BlockKind, Reason, VerdictCounts, VolumeId};
 use larder_runtime::RingChoice;
 use larder_volume::Alone;
 
-use super::flusher::{Flusher, PATIENCE};
+use super::flusher::Flusher;
 use super::locked;
 use super::open::{CacheConfig, CacheError};
 use super::volume::Volume;
@@ -209,14 +211,16 @@ impl Attached {
     ///
     /// # Errors
     /// When its store cannot.
-    pub(super) fn make_durable_within(&self, timeout: Duration) -> Result<(), CacheError> {
+    pub(super) fn make_durable_within(&self, timeout: Nanos) -> Result<(), CacheError> {
         let durable = self.volume.capabilities().read_only
-            || locked(&self.backing).as_ref().is_some_and(|f| f.flush(timeout));
+            || locked(&self.backing)
+                .as_ref()
+                .is_some_and(|f| f.flush(Duration::from_nanos(timeout.0)));
         durable.then_some(()).ok_or_else(|| CacheError::Volume {
             name: self.name.clone(),
             reason: format!(
                 "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",
-                timeout.as_secs()
+                timeout.as_secs_f64()
             ),
         })
     }

@@ -4,16 +4,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_engine::block::node::flushes::{Flushed, Numbers, has_made_durable};
+use larder_engine::block::node::flushes::{Flushed, Numbers, PATIENCE, has_made_durable};
 use larder_volume::Alone;
 use larder_volume::op::Op;
 
 use super::locked;
 use super::volume::Volume;
-
-/// How long a flush may take before it counts as failed. (It may be answered later; nobody believes it then.) A page cache may
-/// have much to write.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
 struct State {
@@ -145,7 +141,7 @@ fn one(session: &mut Alone, volume: &Volume, shared: &Shared, number: u64) {
 
 fn flush_once(session: &mut Alone, token: u64, shared: &Shared) -> bool {
     session.submit(token, Op::Flush);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + Duration::from_nanos(PATIENCE.0);
     loop {
         let left = until.saturating_duration_since(Instant::now());
         match session.next(left, || locked(&shared.state).stop) {

@@ -16,6 +16,7 @@ use larder_engine::block::node::maintenance::{
 };
 use larder_engine::block::node::record::RecordedMaintenance;
 use larder_engine::block::node::round::{self, Rounds};
+use larder_engine::block::node::start::takeback::{Again, Anew, NotTakenBack};
 use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_format::block::BlockSuperblock;
@@ -286,20 +287,19 @@ impl LogThread {
         &self.cache
     }
 
-    /// What the cache had when it was given up, if it was.
-    pub(super) fn given_up(&self) -> Option<BlockSuperblock> {
-        self.machine.former().cloned()
-    }
-
-    /// Whether I/O of this thread is under way.
-    pub(super) fn is_busy(&self) -> bool {
-        self.machine.is_busy()
-    }
-
-    /// The cache is used again, with this log.
-    pub(super) fn resume(&mut self, log: node::Log) {
-        self.machine.resume(log);
+    /// The cache is used again: see [`take_back`](larder_engine::block::node::start::takeback::take_back).
+    ///
+    /// # Errors
+    /// Those of it.
+    pub(super) fn begin_anew(
+        &mut self,
+        again: Again,
+        anew: &mut impl Anew,
+    ) -> Result<(), NotTakenBack> {
+        let (_, machine, _, mut io, _) = parts!(self);
+        let outcome = machine.take_back(again, &mut io, anew);
         self.publish();
+        outcome
     }
 
     /// The superblock in force; none when the cache was given up.
@@ -342,12 +342,6 @@ impl LogThread {
     /// The volume is put aside.
     pub(super) fn forget_store(&mut self, store: VolumeId) {
         self.machine.forget_store(store);
-    }
-
-    /// See [`Maintenance::give_up`].
-    pub(super) fn give_up(&mut self, why: &str) {
-        let (now, machine, mut shards, mut io, fx) = parts!(self);
-        machine.give_up(now, why, &mut shards, &mut io, fx);
     }
 
     pub(super) fn run(mut self) {

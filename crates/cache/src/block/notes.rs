@@ -41,7 +41,7 @@ pub(super) fn forget_given_up(dir: &Path, uuid: &str) {
 
 /// Notes durably that volumes are served without the cache that should be at `path`: it must not be used, when it comes back,
 /// nor must any other that was served with this state directory. `uuid` is what is known of it.
-pub(super) fn note_passed_by(dir: &Path, path: &Path, uuid: Option<&str>) -> std::io::Result<()> {
+fn note_passed_by(dir: &Path, path: &Path, uuid: Option<&str>) -> std::io::Result<()> {
     let mut known: Vec<String> = uuid.map(str::to_owned).into_iter().collect();
     for entry in std::fs::read_dir(dir.join(MAPS)).into_iter().flatten() {
         known.extend(entry?.file_name().into_string().ok());
@@ -99,4 +99,20 @@ impl Notes for AtStart<'_> {
     fn forget(&mut self) {
         self.voided.forget();
     }
+}
+
+/// The notes of a start without the cache that should be at `path`. `uuid` is what is known of it.
+pub(super) struct PassedBy<'a> {
+    pub dir: &'a Path,
+    pub path: &'a Path,
+    pub uuid: Option<String>,
+}
+
+impl Notes for PassedBy<'_> {
+    fn given_up(&mut self) -> Result<(), String> {
+        note_passed_by(self.dir, self.path, self.uuid.as_deref()).map_err(|e| plain(&e).to_string())
+    }
+
+    /// It stays until the cache that comes back has an empty map.
+    fn forget(&mut self) {}
 }

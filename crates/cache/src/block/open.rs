@@ -25,7 +25,7 @@ use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::setup;
 pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
-use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without, start};
+use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without};
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
@@ -46,9 +46,9 @@ use super::log::{CacheIo, LogThread};
 use super::node_limits::{NodeLimits, RulesConfig};
 use super::notes::{AtStart, Voided};
 use super::operators::Operators;
-use super::record::Recording;
+use super::record::{self, Recording};
 use super::region::Region;
-use super::shard::{LockedShard, Out};
+use super::shard::LockedShard;
 use super::state_dir::StateDir;
 use super::{Attached, Core, Running, Time, census, locked, tables};
 use crate::block::volume::Volume;
@@ -437,7 +437,7 @@ impl Attached {
 /// Opens a cache device with its volumes, and starts its log's thread.
 ///
 /// # Errors
-/// [`CacheError`]: nothing is changed on the device then, and no volume either.
+/// [`CacheError`]: nothing is changed on the device then, unless it is the device that fails or the system that gives no thread, and no volume either.
 pub fn open(
     path: &Path,
     config: CacheConfig,
@@ -495,6 +495,7 @@ fn open_as(
     let setup = Setup {
         shape: Shape::of(&sb.layout),
         making: config.making(),
+        config: setup::shard_config(config.write, config.fill_memory, &sb.layout),
         idle: QUIET,
         empty: config.record.is_some(),
         random: match by_hand {
@@ -507,18 +508,26 @@ fn open_as(
     let mut notes = AtStart { dir: &config.state_dir, superblock: &sb, voided: &voided };
     let mut memory = locked(&region.memory);
     let left = Left { superblock: sb.clone(), voided: voided.why(), memory: &mut memory, words };
-    let started = start(left, &comers, &setup, io, &mut notes);
+    let judged = left.judge(&comers, &setup, io);
     drop(memory);
+    let judged = judged.map_err(|why| refused(why, &device, &config))?;
+    let records: Vec<_> = judged.places().volumes().cloned().collect();
+    let superblock = judged.superblock();
+    let needed = Needed::new(&config, &device, superblock, (volumes, &records), &node_limits)?;
+    let ready = judged.stores_durable(|record| match needed.attached.get(&record.name) {
+        Some(volume) => volume.make_durable(),
+        None => Ok(()),
+    })?;
+    let started = ready.take_over(&mut locked(&region.memory), io, &mut notes);
     let started = started.map_err(|why| refused(why, &device, &config))?;
     let places = match &started {
         Started::With(begun) => &begun.places,
         Started::Without(without) => &without.places,
     };
     places.decided.iter().for_each(say_cold);
-    let records = places.volumes().cloned().collect();
-    let (superblock, maps, log, given_up, warmth) = match started {
+    let (superblock, shards, log, given_up, warmth) = match started {
         Started::With(begun) => {
-            let start::Begun { log, maps, warmth, dropped, damaged, .. } = *begun;
+            let start::Begun { log, shards, warmth, dropped, damaged, .. } = *begun;
             if damaged {
                 tracing::error!(
                     "'{}': pages of the map's log are damaged{}. If that happens again, replace the device",
@@ -534,24 +543,24 @@ fn open_as(
                     "{dropped} lines are dropped: nothing proves that they are as the volumes are"
                 );
             }
-            (log.superblock().clone(), maps, Some(node::Log::new(log)), None, warmth)
+            (log.superblock().clone(), shards, Some(node::Log::new(log)), None, warmth)
         }
         Started::Without(without) => {
-            let Without { superblock, maps, why, .. } = *without;
+            let Without { superblock, shards, why, .. } = *without;
             tracing::error!(
                 "the cache '{}' is not used: {why}. Volumes go on without it (pass-through); replace the cache device, format \
                  it and start again, or start again when it can be read: it is cold then",
                 device.name()
             );
-            (superblock, maps, None, Some(why), Warmth::Cold("it is not used".to_owned()))
+            (superblock, shards, None, Some(why), Warmth::Cold("it is not used".to_owned()))
         }
     };
     let begun = Begun {
         device,
         superblock,
         region,
-        maps,
-        records,
+        shards: shards.into_iter().map(node::Shard::new).collect(),
+        needed,
         node_limits,
         log,
         given_up,
@@ -559,7 +568,7 @@ fn open_as(
         stand_in: false,
         by_hand,
     };
-    begin(config, volumes, begun)
+    begin(config, begun)
 }
 
 /// By chance.
@@ -590,14 +599,66 @@ fn refused(why: Refused, device: &FlashDevice, config: &CacheConfig) -> CacheErr
     }
 }
 
+/// What a run needs beside its device, and what may not be had: a start that is refused for it changes nothing.
+pub(super) struct Needed {
+    attached: BTreeMap<String, Arc<Attached>>,
+    file: FileHandle,
+    mailboxes: Vec<super::Mailbox>,
+    fills: FileQueue,
+    record: Option<record::Prepared>,
+}
+
+impl Needed {
+    /// For these volumes, whose places are those of `records`.
+    ///
+    /// # Errors
+    /// [`CacheError`]: the first that cannot be had.
+    pub(super) fn new(
+        config: &CacheConfig,
+        device: &FlashDevice,
+        superblock: &BlockSuperblock,
+        (volumes, records): (&[Arc<Volume>], &[VolumeRecord]),
+        node_limits: &NodeLimits,
+    ) -> Result<Needed, CacheError> {
+        let mut attached = BTreeMap::new();
+        for (spec, record) in volumes.iter().zip(records) {
+            let volume = Attached::new(spec, node_limits.next_id(), record, superblock, config)?;
+            attached.insert(spec.name().to_owned(), volume);
+        }
+        let system =
+            |what| move |e: std::io::Error| CacheError::System { what, reason: e.to_string() };
+        let raw = device.raw().ok_or_else(|| CacheError::System {
+            what: "the cache device",
+            reason: "it has no descriptor".into(),
+        })?;
+        let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
+        // Two more, for who is no worker: who prefetches, and operators.
+        let mailboxes = (0..config.workers + config.queues + 2)
+            .map(|_| Core::new_mailbox())
+            .collect::<Result<_, _>>()
+            .map_err(system("eventfd"))?;
+        let fills = FileQueue::open(config.ring, FILL_DEPTH, FILL_THREADS)
+            .map_err(|reason| CacheError::System { what: "a ring", reason })?;
+        let block = setup::shard_config(config.write, config.fill_memory, &superblock.layout);
+        let record = config.record.as_ref();
+        let record = record.map(|r| record::Prepared::new(r, superblock, block, config, &attached));
+        Ok(Needed {
+            file: FileHandle::new(fd, device.read_unit()),
+            mailboxes,
+            fills,
+            record: record.transpose()?,
+            attached,
+        })
+    }
+}
+
 /// What a cache begins with.
 pub(super) struct Begun {
     pub device: FlashDevice,
     pub superblock: BlockSuperblock,
     pub region: Region,
-    pub maps: Vec<Map>,
-    /// One for each volume.
-    pub records: Vec<VolumeRecord>,
+    pub shards: Vec<node::Shard>,
+    pub needed: Needed,
     pub node_limits: NodeLimits,
     /// None without a cache.
     pub log: Option<node::Log>,
@@ -614,50 +675,18 @@ pub(super) struct Begun {
 ///
 /// # Errors
 /// [`CacheError`].
-pub(super) fn begin(
-    config: CacheConfig,
-    volumes: &[Arc<Volume>],
-    begun: Begun,
-) -> Result<Running, CacheError> {
-    let Begun { device, superblock, region, maps, records, node_limits, log, .. } = begun;
+pub(super) fn begin(config: CacheConfig, begun: Begun) -> Result<Running, CacheError> {
+    let Begun { device, superblock, region, shards, needed, node_limits, log, .. } = begun;
     let Begun { given_up, warmth, stand_in, by_hand, .. } = begun;
+    let Needed { attached, file, mailboxes, fills, record } = needed;
     let layout = superblock.layout;
     let placing = Placing::of(&layout, superblock.key);
     let generation = superblock.generation;
-    let mut attached = BTreeMap::new();
-    for (spec, record) in volumes.iter().zip(&records) {
-        let volume = Attached::new(spec, node_limits.next_id(), record, &superblock, &config)?;
-        if given_up.is_none() {
-            volume.make_durable()?;
-        }
-        attached.insert(spec.name().to_owned(), volume);
-    }
     node_limits.set_volumes(attached.values().cloned().collect());
-    let block_config = setup::shard_config(config.write, config.fill_memory, &layout);
-    let recorder = match &config.record {
-        None => None,
-        Some(record) => {
-            Some(Recording::start(record, &superblock, &block_config, &config, &attached)?)
-        }
-    };
-    let shards = maps
-        .into_iter()
-        .map(|map| Mutex::new(LockedShard::new(setup::shard(block_config, map))))
-        .collect();
+    let recorder = record.map(|r| Recording::start(r, &superblock, &config, &attached));
+    let recorder = recorder.transpose()?;
+    let shards = shards.into_iter().map(|shard| Mutex::new(LockedShard::new(shard))).collect();
     let system = |what| move |e: std::io::Error| CacheError::System { what, reason: e.to_string() };
-    let raw = device.raw().ok_or_else(|| CacheError::System {
-        what: "the cache device",
-        reason: "it has no descriptor".into(),
-    })?;
-    let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
-    let file = FileHandle::new(fd, device.read_unit());
-    // Two more, for who is no worker: who prefetches, and operators.
-    let mailboxes = (0..config.workers + config.queues + 2)
-        .map(|_| Core::new_mailbox())
-        .collect::<Result<_, _>>()
-        .map_err(system("eventfd"))?;
-    let fills = FileQueue::open(config.ring, FILL_DEPTH, FILL_THREADS)
-        .map_err(|reason| CacheError::System { what: "a ring", reason })?;
     let cache = Arc::new(Core {
         state_dir: StateDir::new(&config.state_dir, config.ring != RingChoice::Caller),
         layout,
@@ -693,13 +722,7 @@ pub(super) fn begin(
         cache.begin_recording(&mut log);
         log
     });
-    if given_up.is_some() {
-        *locked(&cache.node_limits.given_up) = given_up;
-        for shard in 0..layout.shards {
-            let now = cache.now();
-            cache.with(shard, None, &mut Out::default(), |s, fx| s.disable(now, fx));
-        }
-    }
+    *locked(&cache.node_limits.given_up) = given_up;
     let thread = LogThread::new(cache.clone(), log, superblock, fills);
     if by_hand.is_some() {
         Hand::take(&cache, thread).map_err(system("a lane"))?;

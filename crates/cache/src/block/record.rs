@@ -13,7 +13,7 @@ use larder_engine::block::record::{
 use larder_engine::block::volumes::{CannotCome, CannotGrow, Coming, Growth, TakenUp};
 use larder_format::block::BlockSuperblock;
 use larder_format::recording::END_STREAM;
-use larder_runtime::record::{RecordConfig, RecordError, RecordStats, Recorder};
+use larder_runtime::record::{RecordConfig, RecordError, RecordFile, RecordStats, Recorder};
 
 use super::open::{CacheConfig, CacheError};
 use super::{Attached, Core, locked};
@@ -37,37 +37,75 @@ pub(super) struct Recording {
     seed: u64,
 }
 
-impl Recording {
-    /// Creates the file, with what a replay builds on.
-    pub(super) fn start(
+/// A record that is to begin: its file is there, and it can be written.
+pub(super) struct Prepared {
+    file: RecordFile,
+    block: BlockConfig,
+}
+
+impl Prepared {
+    /// Creates the file. What a replay builds on is complete when the run has begun: `superblock` is as it will be but for that.
+    ///
+    /// # Errors
+    /// When there cannot be such a record.
+    pub(super) fn new(
         record: &RecordConfig,
         superblock: &BlockSuperblock,
-        block: &BlockConfig,
+        block: BlockConfig,
+        config: &CacheConfig,
+        attached: &BTreeMap<String, Arc<Attached>>,
+    ) -> Result<Prepared, CacheError> {
+        let path = record.file.display().to_string();
+        begun_with(&path, superblock, &block, config, attached)?;
+        let file = RecordFile::create(record).map_err(|e| refused(&path, e))?;
+        Ok(Prepared { file, block })
+    }
+}
+
+fn refused(path: &str, error: RecordError) -> CacheError {
+    match error {
+        RecordError::File { why, .. } => CacheError::Record { path: path.to_owned(), reason: why },
+        RecordError::Thread(e) => CacheError::System { what: "a thread", reason: e.to_string() },
+    }
+}
+
+/// What a replay builds on, and how many streams there are.
+fn begun_with(
+    path: &str,
+    superblock: &BlockSuperblock,
+    block: &BlockConfig,
+    config: &CacheConfig,
+    attached: &BTreeMap<String, Arc<Attached>>,
+) -> Result<(BlockRunSetup, usize), CacheError> {
+    let refused = |reason: String| CacheError::Record { path: path.to_owned(), reason };
+    let volumes = attached
+        .values()
+        .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes(), seed: superblock.key })
+        .collect();
+    let (making, admission) = (config.making(), &config.admission);
+    let queues = (config.workers + config.queues) as u32 + 1;
+    let setup = BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes, queues);
+    // A replay builds on what is read back: it must be the same.
+    setup.validate().map_err(|e| refused(e.to_string()))?;
+    let streams = setup.streams().map_err(|e| refused(e.to_string()))?;
+    Ok((setup, streams))
+}
+
+impl Recording {
+    /// Begins the file, with what a replay builds on: `superblock` is in force.
+    pub(super) fn start(
+        Prepared { file, block }: Prepared,
+        superblock: &BlockSuperblock,
         config: &CacheConfig,
         attached: &BTreeMap<String, Arc<Attached>>,
     ) -> Result<Recording, CacheError> {
-        let path = record.file.display().to_string();
-        let refused = |reason: String| CacheError::Record { path: path.clone(), reason };
-        let volumes = attached
-            .values()
-            .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes(), seed: superblock.key })
-            .collect();
-        let (making, admission) = (config.making(), &config.admission);
-        let queues = (config.workers + config.queues) as u32 + 1;
-        let setup =
-            BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes, queues);
-        // A replay builds on what is read back: it must be the same.
-        setup.validate().map_err(|e| refused(e.to_string()))?;
-        let text = serde_json::to_vec(&setup).map_err(|e| refused(e.to_string()))?;
-        let streams = setup.streams().map_err(|e| refused(e.to_string()))?;
-        let recorder = Recorder::start(record, &text, streams).map_err(|e| match e {
-            RecordError::File { why, .. } => refused(why),
-            RecordError::Thread(e) => {
-                CacheError::System { what: "a thread", reason: e.to_string() }
-            }
-        })?;
+        let path = file.path().display().to_string();
+        let (setup, streams) = begun_with(&path, superblock, &block, config, attached)?;
+        let other = |reason: String| CacheError::Record { path: path.clone(), reason };
+        let text = serde_json::to_vec(&setup).map_err(|e| other(e.to_string()))?;
+        let recorder = file.start(&text, streams).map_err(|e| refused(&path, e))?;
         let first_admission = streams - attached.len();
-        let changes = setup.volumes_stream().map_err(|e| refused(e.to_string()))?;
+        let changes = setup.volumes_stream().map_err(|e| other(e.to_string()))?;
         let mut recording = Recording {
             recorder,
             volumes: attached.keys().cloned().collect(),

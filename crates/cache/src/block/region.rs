@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use larder_base::Words;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Shape};
-use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
-use larder_format::block::BlockSuperblock;
+use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory, clear};
+use larder_format::block::{BlockSuperblock, Layout};
 use larder_runtime::maps::{self, Owner, OwnerKind};
 use larder_runtime::{SHARED_DIR, SharedError, SharedRegion};
 
@@ -116,28 +116,23 @@ impl Region {
         Region { memory, shared: None }
     }
 
-    /// Maps of all shards with nothing in them, in the same memory. Those that have it so far must not be used any more.
-    pub(super) fn empty_maps(
+    /// A map of that shard with nothing in it, in the memory that the region has for it. One that has it so far must not be used any more.
+    pub(super) fn empty_map(
         &self,
-        sb: &BlockSuperblock,
+        layout: &Layout,
         placing: Placing,
         making: Making,
-    ) -> Vec<Map> {
-        let shape = Shape::of(&sb.layout);
+        shard: u32,
+    ) -> Map {
+        let shape = Shape::of(layout);
         let (entries, sums) = Map::words(shape);
-        let all = self.shared.as_ref().map(SharedRegion::words);
-        let of = |shard: usize| match all {
-            Some(all) => parts(all, shard, entries, sums),
+        let (mut entries, mut sums) = match &self.shared {
+            Some(shared) => parts(shared.words(), shard as usize, entries, sums),
             None => (Words::heap(entries), Words::heap(sums)),
         };
-        (0..sb.layout.shards)
-            .map(|shard| {
-                let (mut entries, mut sums) = of(shard as usize);
-                clear(&mut entries);
-                clear(&mut sums);
-                Map::new(entries, sums, placing, shard, shape, making)
-            })
-            .collect()
+        clear(&mut entries);
+        clear(&mut sums);
+        Map::new(entries, sums, placing, shard, shape, making)
     }
 
     /// Makes the words nobody's.
@@ -174,12 +169,4 @@ fn parts(
     let at = HEADER_WORDS + shard * per_shard(entries, sums);
     let (e, s) = (&all[at..at + entries], &all[at + entries..at + entries + sums]);
     (Words::from_static(e), Words::from_static(s))
-}
-
-fn clear(words: &mut Words) {
-    for at in 0..words.len() {
-        if words.load(at) != 0 {
-            words.store(at, 0);
-        }
-    }
 }

@@ -1,28 +1,24 @@
 //! A cache that was given up is used again, without a stop: its device works again, and everything on it is forgotten.
 //!
-//! Nothing proves what is on the device, and volumes have changed since. So the durable map begins anew, empty, and is durable
-//! before the first line is cached. All lines are locked meanwhile: nothing is under way. What was changed while the cache was
-//! not used has no bit in the write-intent map, so stores are made durable first, as at a start. Only then the note that the
-//! cache must not be used again goes.
+//! In which order is the engine's ([`takeback`](larder_engine::block::node::start::takeback)); here it is carried out, and it is said why not.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use larder_engine::block::LineId;
-use larder_engine::block::node;
+use larder_base::Nanos;
+use larder_engine::block::Fault;
+use larder_engine::block::map::Map;
+use larder_engine::block::node::attachment::Step;
+use larder_engine::block::node::flushes::LOCKED;
+use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::quiet::QUIET;
-use larder_engine::block::node::start::{self, NotTakenBack};
+use larder_engine::block::node::start::takeback::{Again, Anew, NotTakenBack};
+use larder_format::block::BlockSuperblock;
 
-use super::log::{CacheIo, LogThread};
+use super::log::LogThread;
 use super::notes::forget_given_up;
 use super::open::{CacheError, random, read_superblock};
 use super::shard::Out;
 use super::{Core, locked};
-
-/// For requests under way to end, and then for stores to become durable once more: new requests wait so long.
-const DRAIN: Duration = Duration::from_secs(10);
-/// For stores to become durable before that.
-const LONG: Duration = Duration::from_secs(60);
 
 fn fail(reason: impl Into<String>) -> CacheError {
     CacheError::System { what: "the cache is not taken back", reason: reason.into() }
@@ -62,51 +58,50 @@ impl Core {
         if self.is_unlinked() {
             return Err(fail("its file was removed: format another and start the daemon again"));
         }
-        // Most of it while clients are served.
-        self.make_stores_durable(LONG)?;
-        let last = LineId(self.layout.space_lines() - 1);
-        let until = Instant::now() + DRAIN;
-        let go_on = &mut || Instant::now() < until && !locked(&self.log_inbox).stopped;
-        let outcome = self.with_lines((LineId(0), last), go_on, || {
-            self.make_stores_durable(DRAIN)?;
-            match self.on_log(LogThread::take_back) {
-                _ if self.is_enabled() => Ok(()),
-                said => said?.map_err(fail),
+        let (id, shards) = self.next_operation();
+        let mut operation = Operation::take_back(id, shards, &self.layout, Fault::default());
+        let go_on = &mut || !locked(&self.log_inbox).stopped;
+        let done = self.carry(&mut operation, go_on, &mut |operation, step| {
+            match step {
+                Step::Stores { within } => self.make_stores_durable(within)?,
+                Step::Anew => match self.on_log(take_back) {
+                    // (It has come to its end, and who asked has heard of nothing in time.)
+                    _ if self.is_enabled() => {}
+                    said => said?.map_err(fail)?,
+                },
+                _ => {}
             }
-        });
-        outcome.unwrap_or_else(|| {
-            Err(fail(format!(
-                "requests under way did not end within {} s: see to the stores, and ask again",
-                DRAIN.as_secs()
-            )))
+            operation.done();
+            Ok(true)
         })?;
-        forget_given_up(&self.config.state_dir, self.uuid());
+        if !done {
+            return Err(fail(format!(
+                "requests under way did not end within {} s: see to the stores, and ask again",
+                LOCKED.as_secs_f64()
+            )));
+        }
         tracing::warn!("the cache is taken back: it is used again, and begins with nothing in it");
         Ok(())
     }
 
-    fn make_stores_durable(&self, timeout: Duration) -> Result<(), CacheError> {
+    fn make_stores_durable(&self, timeout: Nanos) -> Result<(), CacheError> {
         self.volumes().iter().try_for_each(|volume| volume.make_durable_within(timeout))
     }
 }
 
-impl LogThread {
-    /// The cache is used again. All of its lines are locked.
-    ///
-    /// # Errors
-    /// In words: it stays given up.
-    pub(super) fn take_back(&mut self) -> Result<(), String> {
-        let cache = self.cache().clone();
-        let Some(superblock) = self.given_up() else { return Err("it is in use".to_owned()) };
-        if self.is_busy() || cache.shards.iter().any(|cell| !locked(cell).shard.is_idle()) {
-            return Err("operations of its device have not ended: ask again".to_owned());
-        }
-        let found = read_superblock(&cache.device).map_err(|e| e.to_string())?;
-        let random = random().map_err(|e| e.to_string())?;
-        let stats = locked(&cache.log_stats).0;
-        let io = &mut CacheIo::of(&cache.device, &cache.node_limits, cache.now());
-        let log = start::take_back(superblock, &found, (QUIET, random), stats, io);
-        let log = log.map_err(|why| match why {
+/// The cache is used again. All of its lines are locked.
+///
+/// # Errors
+/// In words: it stays given up.
+pub(super) fn take_back(log: &mut LogThread) -> Result<(), String> {
+    let cache = log.cache().clone();
+    let random = random().map_err(|e| e.to_string())?;
+    let again = Again { idle: QUIET, random, fault: Fault::default() };
+    log.begin_anew(again, &mut Empty { cache: &cache, out: Out::default() }).map_err(
+        |why| match why {
+            NotTakenBack::InUse => "it is in use".to_owned(),
+            NotTakenBack::Busy => "operations of its device have not ended: ask again".to_owned(),
+            NotTakenBack::Unread(why) => why,
             NotTakenBack::Other => format!(
                 "'{}' holds another cache by now: start the daemon again",
                 cache.path().display()
@@ -114,31 +109,55 @@ impl LogThread {
             NotTakenBack::Failed(e) => {
                 format!("{e} still: replace it, format it and start the daemon again")
             }
-        })?;
+        },
+    )
+}
+
+/// The cache that is to be empty.
+struct Empty<'a> {
+    cache: &'a Core,
+    out: Out,
+}
+
+impl Anew for Empty<'_> {
+    fn found(&mut self) -> Result<BlockSuperblock, String> {
+        read_superblock(&self.cache.device).map_err(|e| e.to_string())
+    }
+
+    fn is_idle(&mut self, shard: u32) -> bool {
+        locked(&self.cache.shards[shard as usize]).shard.is_idle()
+    }
+
+    fn empty_map(&mut self, shard: u32) -> Map {
+        let Core { layout, placing, config, region, .. } = self.cache;
+        region.empty_map(layout, *placing, config.making(), shard)
+    }
+
+    fn begin_anew(&mut self, shard: u32, map: Map) -> bool {
+        self.cache.with(shard, None, &mut self.out, |s, _| s.begin_anew(map))
+    }
+
+    fn disable(&mut self, shard: u32) {
+        let now = self.cache.now();
+        self.cache.with(shard, None, &mut self.out, |s, fx| s.disable(now, fx));
+    }
+
+    fn own(&mut self, superblock: &BlockSuperblock) {
+        self.cache.region.own(superblock);
+    }
+
+    fn in_force(&mut self) {
         // I/O that has ended may have asked once more that it be given up, and this thread has not heard of it.
-        locked(&cache.log_inbox).mail.resumed();
-        let maps = cache.region.empty_maps(log.superblock(), cache.placing, cache.config.making());
-        let mut out = Out::default();
-        let mut begun = true;
-        for (shard, map) in (0..).zip(maps) {
-            begun &= cache.with(shard, None, &mut out, |s, _| s.begin_anew(map));
-        }
-        self.resume(node::Log::new(log));
-        if !begun {
-            let why = "a shard was not at rest";
-            self.give_up(why);
-            return Err(why.to_owned());
-        }
-        if let Some(superblock) = self.superblock() {
-            cache.region.own(superblock);
-        }
-        for volume in cache.volumes() {
+        locked(&self.cache.log_inbox).mail.resumed();
+        for volume in self.cache.volumes() {
             volume.account.set(0);
         }
-        cache.node_limits.limits.failures.works();
-        *locked(&cache.node_limits.given_up) = None;
-        *locked(&cache.node_limits.not_noted) = None;
-        cache.enabled.store(true, Ordering::SeqCst);
-        Ok(())
+        *locked(&self.cache.node_limits.given_up) = None;
+        *locked(&self.cache.node_limits.not_noted) = None;
+        self.cache.enabled.store(true, Ordering::SeqCst);
+    }
+
+    fn forget(&mut self) {
+        forget_given_up(&self.cache.config.state_dir, self.cache.uuid());
     }
 }

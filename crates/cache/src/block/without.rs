@@ -9,9 +9,13 @@ use std::sync::Arc;
 
 use larder_base::{ByteSize, UnixSecs};
 use larder_engine::block::Fault;
-use larder_engine::block::address::Placing;
+use larder_engine::block::map::Shape;
+use larder_engine::block::node;
 use larder_engine::block::node::defaults;
-use larder_engine::block::node::start::places::Places;
+use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::setup;
+use larder_engine::block::node::start::without::start_without;
+use larder_engine::block::node::start::{Refused, Setup, Without};
 use larder_format::block::superblock::{self, COPY_BYTES};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::{DeviceOptions, plain};
@@ -19,9 +23,10 @@ use rustix::fs::MemfdFlags;
 
 use super::Running;
 use super::node_limits::NodeLimits;
-use super::notes::note_passed_by;
+use super::notes::PassedBy;
 use super::open::{
-    self, Begun, CacheConfig, CacheError, FormatConfig, Warmth, comer, open_device, read_superblock,
+    self, Begun, CacheConfig, CacheError, FormatConfig, Needed, Warmth, comer, open_device,
+    read_superblock,
 };
 use super::region::Region;
 use crate::block::volume::Volume;
@@ -46,14 +51,6 @@ pub fn open_without(
     if config.record.is_some() {
         return Err(fail(format!("{why}; nothing could be recorded without it")));
     }
-    note_passed_by(&config.state_dir, path, uuid_at(path).as_deref()).map_err(|e| {
-        fail(format!(
-            "it cannot be noted in '{}' that the cache must not be used when it comes back: {}; name a state directory that can \
-             be written to",
-            config.state_dir.display(),
-            plain(&e),
-        ))
-    })?;
     let system = |e: std::io::Error| fail(format!("a file in memory: {}", plain(&e)));
     let memory = rustix::fs::memfd_create("larder-no-cache", MemfdFlags::CLOEXEC)
         .map_err(|e| system(e.into()))?;
@@ -71,29 +68,43 @@ pub fn open_without(
     // Nothing is written to flash.
     config.rules.budget = WriteBudgetConfig::default();
     let device = open_device(&DeviceOptions::new(&stand_in))?;
-    let mut superblock = read_superblock(&device)?;
-    let mut places = Places::default();
-    let mut placed = Vec::new();
-    for volume in volumes {
-        // One that has no place in the line space is ordered by its store alone.
-        let comer = comer(volume, false);
-        if comer.is_ok_and(|comer| places.take(&mut superblock, &comer, Fault::default()).is_ok()) {
-            placed.push(volume.clone());
-        }
-    }
+    let superblock = read_superblock(&device)?;
+    // (One that does not say what it is known by has no place either.)
+    let comers: Vec<_> = volumes.iter().filter_map(|v| comer(v, false).ok()).collect();
+    let setup = Setup {
+        shape: Shape::of(&superblock.layout),
+        making: config.making(),
+        config: setup::shard_config(config.write, config.fill_memory, &superblock.layout),
+        idle: QUIET,
+        empty: false,
+        random: 0,
+        fault: Fault::default(),
+    };
+    let notes = &mut PassedBy { dir: &config.state_dir, path, uuid: uuid_at(path) };
+    let without = start_without(superblock, &comers, &setup, why, notes);
+    let Without { superblock, shards, places, .. } = without.map_err(|refused| match refused {
+        Refused::NotNoted { reason, .. } => fail(format!(
+            "it cannot be noted in '{}' that the cache must not be used when it comes back: {reason}; name a state directory that can \
+             be written to",
+            config.state_dir.display(),
+        )),
+        other => fail(format!("{other:?}")),
+    })?;
+    let records: Vec<_> = places.volumes().cloned().collect();
+    let is_placed = |v: &&Arc<Volume>| records.iter().any(|r| r.name == v.name());
+    let placed: Vec<_> = volumes.iter().filter(is_placed).cloned().collect();
     let node_limits = NodeLimits::new(&config, &superblock, path.to_owned())?;
-    let region = Region::private();
-    let placing = Placing::of(&superblock.layout, superblock.key);
-    let maps = region.empty_maps(&superblock, placing, config.making());
+    let of = (&placed[..], &records[..]);
+    let needed = Needed::new(&config, &device, &superblock, of, &node_limits)?;
     tracing::error!(
         "there is no cache: {why}. Volumes are served without it (pass-through); see to it and start again: it is cold then"
     );
     let begun = Begun {
         device,
         superblock,
-        region,
-        maps,
-        records: places.volumes().cloned().collect(),
+        region: Region::private(),
+        shards: shards.into_iter().map(node::Shard::new).collect(),
+        needed,
         node_limits,
         log: None,
         given_up: Some(why.to_owned()),
@@ -101,7 +112,7 @@ pub fn open_without(
         stand_in: true,
         by_hand: None,
     };
-    open::begin(config, &placed, begun)
+    open::begin(config, begun)
 }
 
 /// The UUID of the cache at `path`, if its head can be read: it may be cut short.

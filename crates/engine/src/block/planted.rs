@@ -98,6 +98,12 @@ faults! {
     AheadIgnoresRule,
     /// A cache that is taken back has the lines that it had when it was given up.
     TakenBackWithLines,
+    /// A cache is taken back though what was changed under it is not durable in the stores.
+    TakenBackStoresBelieved,
+    /// The note that a cache must not be used goes before it is known whether it can be taken back.
+    TakenBackForgottenEarly,
+    /// Memory is owned before the maps in it are empty, when a cache is taken back.
+    TakenBackOwnedEarly,
     /// What a store may have forgotten is cached on.
     UnflushedTrusted,
     /// A flush that was wanted before a region was changed again is taken to cover that change.
@@ -124,8 +130,12 @@ faults! {
     SuperblockBeforeTable,
     /// A volume moves while its clients' operations are under way.
     MovedUnderClients,
+    /// A start takes stores for durable, whatever an earlier run has written to them.
+    StartBelievesStores,
     /// A start that the device fails goes on without the cache, and does not note it.
     GivenUpNotNoted,
+    /// A start whose device is not there goes on without the cache, and does not note it.
+    PassedByNotNoted,
     /// Changes go on without bits before it is noted that the cache was given up.
     GivenUpBeforeNoted,
     /// The map on the device stays valid when the cache is given up.

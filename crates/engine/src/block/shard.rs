@@ -322,6 +322,11 @@ impl BlockShard {
         shard
     }
 
+    /// A shard over `map` that caches nothing: as [`BlockShard::disable`] leaves one.
+    pub fn without(config: BlockConfig, map: Map) -> BlockShard {
+        BlockShard { enabled: false, ..BlockShard::new(config, map) }
+    }
+
     /// What has happened so far.
     pub fn stats(&self) -> BlockStats {
         BlockStats { cleaned: self.map.cleaning().0, ..self.stats }

@@ -153,6 +153,17 @@ impl Device {
         }
     }
 
+    /// Whether nothing is about to fail.
+    pub(crate) fn works_for_now(&self) -> bool {
+        let fails = self.fails_in.is_some() || self.fail_io.is_some_and(|at| at >= self.ios);
+        !self.dead && !fails && self.fuse == u64::MAX
+    }
+
+    /// How often what it has was changed.
+    pub(crate) fn changes(&self) -> (u64, u64) {
+        (self.written, self.holes)
+    }
+
     /// A hole that was being made.
     fn put_torn(&mut self, at: u64, sectors: &[[u8; SECTOR]]) {
         for (i, content) in sectors.iter().enumerate() {

@@ -83,10 +83,12 @@ pub(crate) struct Seen {
     pub(crate) covered: u64,
     /// Devices that were given up because everything failed.
     pub(crate) given_up: u64,
-    /// Starts: those that were cut off, that the device has failed, that a note has voided, that have begun all the same, and that were
-    /// offered the memory of an earlier run.
+    /// Starts: those that were cut off, of them before all stores were durable, that the device has failed, without the device, that a note has voided,
+    /// that have begun all the same, and that were offered the memory of an earlier run.
     pub(crate) kills_in_start: u64,
+    pub(crate) early_ends: u64,
     pub(crate) failed_starts: u64,
+    pub(crate) passed_by: u64,
     pub(crate) voided: u64,
     pub(crate) worked_again: u64,
     pub(crate) other_memory: u64,
@@ -129,17 +131,23 @@ impl Seen {
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
-            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
+            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start early_ends failed_starts passed_by
             voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops
             grown moved kills_in_stop full_batches slow_writes rests given_up_lines behind
             unnoted unsaid refused_starts);
     }
 
     /// What a start may lose lines by.
-    pub(crate) fn losses(&self) -> [u64; 6] {
-        let Seen { rotten_maps, short_logs, failed_starts, kills_in_start, .. } = *self;
-        let Seen { changed_between, refused_starts, .. } = *self;
-        [rotten_maps, short_logs, failed_starts, kills_in_start, changed_between, refused_starts]
+    pub(crate) fn losses(&self) -> [u64; 7] {
+        [
+            self.rotten_maps,
+            self.short_logs,
+            self.failed_starts,
+            self.passed_by,
+            self.kills_in_start,
+            self.refused_starts,
+            self.changed_between,
+        ]
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -196,7 +204,9 @@ impl Seen {
             self.covered,
             self.given_up,
             self.kills_in_start,
+            self.early_ends,
             self.failed_starts,
+            self.passed_by,
             self.voided,
             self.worked_again,
             self.other_memory,

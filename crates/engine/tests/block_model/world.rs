@@ -11,6 +11,7 @@ mod limited;
 mod node;
 mod pace;
 mod ranged;
+mod takeback;
 mod volumes;
 
 use std::cell::RefCell;
@@ -50,6 +51,7 @@ use in_log::{Identities, Validity};
 use limited::Charging;
 use node::Waiting;
 use pace::Habits;
+use takeback::Returning;
 use volumes::{Store, stores};
 
 const LINE: u64 = 4096;
@@ -148,6 +150,13 @@ pub(crate) struct World {
     /// What binds the memory of the maps to the run, and memory of an earlier run that turns up again.
     memory: Rc<RefCell<Memory>>,
     stale: Option<Survived>,
+    /// A cache that is taken back.
+    returning: Returning,
+    /// It is given up now and then.
+    is_fragile: bool,
+    /// The device was not there at the start; and what memory has of an earlier run then.
+    is_passed_by: bool,
+    passed_by: Option<Survived>,
     /// The superblock with which the run has begun, or was taken back.
     former: Option<BlockSuperblock>,
     /// How far is read ahead, bytes; 0: not at all.
@@ -249,6 +258,10 @@ impl World {
             working: None,
             memory: Rc::new(RefCell::new(Memory::new(Words::heap(HEADER_WORDS), false))),
             stale: None,
+            returning: Returning::default(),
+            is_fragile: seed % 8 == 6,
+            is_passed_by: false,
+            passed_by: None,
             former: None,
             most_ahead: 0,
             purse: Purse::default(),
@@ -766,12 +779,13 @@ impl World {
     }
 
     fn act(&mut self) -> Result<(), String> {
-        if !self.is_enabled() && self.rng.chance(0.03) {
+        let share = if self.returning.is_under_way() { 0.02 } else { 0.03 };
+        if (!self.is_enabled() || self.returning.is_under_way()) && self.rng.chance(share) {
             // A device that must not be used is taken back, or the next process finds it.
-            match self.rng.below(4) {
+            match self.rng.below(6) {
                 0 => self.kill(),
                 1 | 2 => self.power_cut(),
-                _ => return self.take_back(),
+                _ => self.begin_taking_back(),
             }
             return Ok(());
         }
@@ -790,6 +804,11 @@ impl World {
                 self.store_is_durable();
             }
             563..569 => self.begin_attachment(),
+            // The device is given up though it works again at once; that may not be noted but on itself.
+            573..579 if self.is_fragile => {
+                self.validity.unnoted.set(self.is_enabled() && self.rng.chance(0.7));
+                self.work.give_up.get_or_insert("everything fails".to_owned());
+            }
             // A volume that was to go stays: its bits are in a hurry still, and clients write.
             569..573 => self.hurry_any(),
             540..556 if self.lazy_log && idle => self.begin_drop(),
@@ -845,6 +864,7 @@ impl World {
             self.flush_on();
             if self.rng.chance(0.7) {
                 self.attach_on();
+                self.take_back_on();
             }
             Ok(())
         }));

@@ -28,12 +28,12 @@ mod volume;
 
 use std::cell::Ref;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::rc::Rc;
 
 use larder_base::{Nanos, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
-use larder_engine::block::node::Log;
 use larder_engine::block::node::counters::VolumeCounts;
 use larder_engine::block::node::event::Op;
 use larder_engine::block::node::maintenance::{AtNode, Maintenance, Pace};
@@ -41,12 +41,12 @@ use larder_engine::block::node::operator::select::Kept;
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::round::{AllRounds, all_rounds};
-use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Share;
 pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::node::start::places::{Comer, Decided};
-use larder_engine::block::node::start::{Left, Notes, Setup, Started, start};
+use larder_engine::block::node::start::{Left, Notes, Setup, Started};
+use larder_engine::block::node::{Log, Shard};
 use larder_engine::block::{BlockStats, Fault, LogStats};
 use larder_format::block::superblock::{COPY_BYTES, choose};
 use larder_format::block::{BlockSuperblock, BlockSuperblockError, Volume as Record};
@@ -301,9 +301,11 @@ impl<B: Carried> Given<B> {
             (Words::heap(HEADER_WORDS), (0..layout.shards).map(of).collect())
         });
         let mut memory = Memory::new(header, is_old);
+        let config = super::shard_config(spec, &layout)?;
         let setup = Setup {
             shape,
             making: spec.making()?,
+            config,
             idle: QUIET,
             empty: false,
             random,
@@ -312,14 +314,18 @@ impl<B: Carried> Given<B> {
         let voided = barred.then_some("the cache was given up, or volumes were served without it");
         let left = Left { superblock, voided, memory: &mut memory, words };
         let io = &mut MediumIo::of(&medium, Nanos::ZERO);
-        let begun = match start(left, volumes, &setup, io, &mut Noted(&mut barred)) {
+        let judged = left.judge(volumes, &setup, io);
+        // (Stores in memory lose nothing.)
+        let ready = judged.map(|judged| judged.stores_durable(|_| Ok::<(), Infallible>(())));
+        let started =
+            ready.and_then(|Ok(ready)| ready.take_over(&mut memory, io, &mut Noted(&mut barred)));
+        let begun = match started {
             Ok(Started::With(begun)) => *begun,
             Ok(Started::Without(without)) => return Err(GivenError::Refused(without.why)),
             Err(why) => return Err(GivenError::Refused(format!("{why:?}"))),
         };
         let superblock = begun.log.superblock().clone();
-        let config = super::shard_config(spec, &layout)?;
-        let shards = begun.maps.into_iter().map(|map| setup::shard(config, map));
+        let shards = begun.shards.into_iter().map(Shard::new);
         let node = GivenNode::new(layout, superblock.generation, shards, medium);
         let placing = Placing::of(&layout, superblock.key);
         let queue = Queue::new(node::QUEUE, Config::new(&layout, placing, spec.readahead.0));

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
+use larder_volume::op::{Failure, FailureKind};
 use larder_volume::{BackingError, Capabilities, Identity, Session};
 
 pub(super) const BYTES: u64 = 1 << 20;
@@ -17,6 +18,8 @@ pub(super) struct State {
     /// Operations wait for it, or somebody who looks at it.
     pub(super) waits: AtomicBool,
     looks: AtomicBool,
+    /// It cannot be made durable.
+    pub(super) fails: AtomicBool,
     /// Losses of its.
     pub(super) losses: AtomicU64,
 }
@@ -93,7 +96,10 @@ impl Session for Waits {
         self.event.as_raw_fd()
     }
     fn submit(&mut self, token: u64, op: Op) {
-        self.ended.push(Done { token, op, outcome: Ok(Vec::new()) });
+        let fails = matches!(op, Op::Flush) && self.state.fails.load(Ordering::SeqCst);
+        let failed = || Failure::new(FailureKind::Failed, "a test");
+        let outcome = if fails { Err(failed()) } else { Ok(Vec::new()) };
+        self.ended.push(Done { token, op, outcome });
     }
     fn flush(&mut self, _: Instant) {}
     fn turn(&mut self, _: Instant) {}

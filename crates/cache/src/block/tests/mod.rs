@@ -3,6 +3,7 @@ mod check;
 mod ends;
 mod hanging;
 mod losses;
+mod refused;
 mod rules;
 mod sparse;
 mod through;
@@ -127,7 +128,18 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
 }
 
 fn serve(dir: Arc<TempDir>, shape: Shape, volumes: Arc<Volumes>) -> Result<Bench, CacheError> {
-    let config = CacheConfig {
+    let config = config_of(&dir, shape);
+    let handle = open::open(&dir.path().join("cache"), config, &volumes.all())?;
+    let cache = handle.cache().clone();
+    let served = cache.clone();
+    let server = Served::start(volumes, shape.workers, move |worker, registry, token| {
+        Cached::new(served.clone(), worker, registry, token, RingChoice::Auto)
+    });
+    Ok(Bench { server: Some(server), handle: Some(handle), cache: cache.clone(), dir, shape })
+}
+
+fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
+    CacheConfig {
         write: shape.write,
         replacement: Replacement::Lru,
         reclaim: VictimPolicy::Fifo,
@@ -142,14 +154,7 @@ fn serve(dir: Arc<TempDir>, shape: Shape, volumes: Arc<Volumes>) -> Result<Bench
         state_dir: dir.path().join("state"),
         record: None,
         rules: (shape.rules)(),
-    };
-    let handle = open::open(&dir.path().join("cache"), config, &volumes.all())?;
-    let cache = handle.cache().clone();
-    let served = cache.clone();
-    let server = Served::start(volumes, shape.workers, move |worker, registry, token| {
-        Cached::new(served.clone(), worker, registry, token, RingChoice::Auto)
-    });
-    Ok(Bench { server: Some(server), handle: Some(handle), cache: cache.clone(), dir, shape })
+    }
 }
 
 impl Bench {

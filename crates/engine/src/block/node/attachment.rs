@@ -41,6 +41,11 @@ pub enum Step {
     Hold,
     /// What was written to the volume's store becomes durable. What the store is known by is asked behind it.
     Store,
+    /// What was written to the store of any volume becomes durable, within this time.
+    Stores {
+        /// So much of it.
+        within: Nanos,
+    },
     /// Nothing is under way in these lines. With `drop` they leave the map before anything begins there again.
     Lines {
         /// The first.
@@ -76,6 +81,8 @@ pub enum Step {
     },
     /// The superblock is changed durably: [`change`] with [`Attachment::is_anew`] and [`Attachment::apply`].
     Record,
+    /// A cache that was given up begins anew, on the thread of its log: [`take_back`](super::start::takeback::take_back).
+    Anew,
     /// What was decided is in force: the volume is served, is gone, or has its new size and place; who waits for a loss may be told of it; a store that was
     /// changed by others is told that nothing is cached of what it had. Who asked is answered behind it.
     InForce,

@@ -5,7 +5,17 @@
 
 use std::collections::BTreeMap;
 
+use larder_base::Nanos;
+
 use crate::block::planted::{Fault, Planted};
+
+/// How long a flush may take before it counts as failed. (It may be answered later; nobody believes it then.) A page cache may
+/// have much to write.
+pub const PATIENCE: Nanos = Nanos::from_secs(120);
+/// The same of those of all stores before a cache is taken back, while clients are served.
+pub const AHEAD: Nanos = Nanos::from_secs(60);
+/// The same once all lines are locked: clients wait. For what is under way to end they wait as long before.
+pub const LOCKED: Nanos = Nanos::from_secs(10);
 
 /// Numbers of one store's flushes; they only grow. A flush that begins when it has number N covers what had ended before N was
 /// wanted.

@@ -672,7 +672,7 @@ impl Maintenance {
     }
 
     /// The cache is used again, with this log.
-    pub fn resume(&mut self, log: RecordedLog) {
+    pub(in crate::block) fn resume(&mut self, log: RecordedLog) {
         self.stats = log.stats();
         (self.log, self.former, self.unnoted) = (Some(log), None, None);
         self.bits.clear();

@@ -10,9 +10,19 @@
 //! | a log that has lost pages it is known to have had | never |
 //! | a note of the host that the cache was given up | never |
 //!
-//! **Order.** Memory that is not believed is disowned before a word of it changes. The epoch is announced in the memory, then the superblock has
-//! it (with the volumes, and, where the durable map may name lines that are not used, with a durable map that is empty), then the memory is owned by
-//! it, then the host's note goes. A kill at any point leaves what the next start decides anew: memory of the epoch before or after, or the device.
+//! **Order.** A start has three parts, each of which is had from the one before: [`Left::judge`], [`Judged::stores_durable`], [`Ready::take_over`].
+//!
+//! 1. What is there is read and judged. Memory that is not believed is disowned before a word of it changes.
+//! 2. The stores of the volumes become durable: what an earlier run wrote to them ahead of a bit that never came has none, and must not be lost when
+//!    it is cached. Whatever else may refuse the start does it here: until now nothing has changed on the device, or in memory that is believed.
+//! 3. Lines that are not used leave the map. The epoch is announced in the memory, then the superblock has it (with the volumes, and, where the
+//!    durable map may name lines that are not used, with a durable map that is empty), then the memory is owned by it, then the host's note goes.
+//!
+//! A kill at any point leaves what the next start decides anew: memory of the epoch before or after, or the device.
+//!
+//! A device that is not there: [`without`].
+//!
+//! A cache that was given up is used again without a start: [`takeback`].
 //!
 //! **A device that fails** before the end leaves a run without a cache. Volumes change meanwhile, so it is noted first that nothing on
 //! the device may be used again; then the memory is disowned, and the superblock loses its volumes if the device takes it.
@@ -21,20 +31,23 @@ mod durable;
 pub mod memory;
 pub mod places;
 mod table;
+pub mod takeback;
 #[cfg(test)]
 mod tests;
+pub mod without;
 
 use larder_base::{Nanos, Words};
-use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::COPY_BYTES;
+use larder_format::block::{BlockSuperblock, Volume};
 
 use super::super::address::Placing;
-use super::super::log::{LogFailed, LogStats};
 use super::super::map::{BadEntry, Making, Map, Shape, Slot};
-use super::super::{Fault, IoFailed, LogIo, MapLog, Planted, Regions, SlotId};
+use super::super::{
+    BlockConfig, BlockShard, Fault, IoFailed, LogIo, MapLog, Planted, Regions, SlotId,
+};
 use super::charged::{Charged, Charges};
 pub use durable::Found;
-use memory::Memory;
+use memory::{Memory, clear};
 use places::{Comer, NoPlace, Places};
 
 /// Generations that a durable map which begins anew is ahead of every log that was ever written.
@@ -69,6 +82,8 @@ pub struct Setup {
     pub shape: Shape,
     /// How they work.
     pub making: Making,
+    /// How the shards work.
+    pub config: BlockConfig,
     /// A region without a change for so long is quiet.
     pub idle: Nanos,
     /// Only an empty cache will do: the run is recorded.
@@ -91,13 +106,12 @@ pub struct Left<'a> {
     pub words: Vec<(Words, Words)>,
 }
 
-/// A run that has begun with its cache. Its stores must be made durable before the first line is cached.
-#[derive(Debug)]
+/// A run that has begun with its cache.
 pub struct Begun {
     /// The durable map, whose superblock is in force.
     pub log: MapLog,
-    /// Each shard's map.
-    pub maps: Vec<Map>,
+    /// The shards, over their maps.
+    pub shards: Vec<BlockShard>,
     /// The volumes.
     pub places: Places,
     /// How the map was found.
@@ -109,12 +123,11 @@ pub struct Begun {
 }
 
 /// A run without a cache: its device has failed. No later run uses what is on it.
-#[derive(Debug)]
 pub struct Without {
     /// Where volumes lie in the line space, in memory alone.
     pub superblock: BlockSuperblock,
-    /// Maps that must not be used.
-    pub maps: Vec<Map>,
+    /// Shards that cache nothing: changes which share bytes wait for one another there.
+    pub shards: Vec<BlockShard>,
     /// The volumes.
     pub places: Places,
     /// Why, in words.
@@ -122,7 +135,6 @@ pub struct Without {
 }
 
 /// What a start has come to.
-#[derive(Debug)]
 pub enum Started {
     /// With the cache.
     With(Box<Begun>),
@@ -156,76 +168,146 @@ pub fn next_epoch(last: u64, random: u32) -> u64 {
     last + 1 + u64::from(random)
 }
 
-/// Begins a run with these volumes on what the last one has left.
-///
-/// # Errors
-/// Why nothing begins.
-pub fn start(
-    left: Left<'_>,
-    volumes: &[Comer],
-    setup: &Setup,
-    io: &mut Charged<impl LogIo, impl Charges>,
-    notes: &mut impl Notes,
-) -> Result<Started, Refused> {
-    let Left { superblock: mut sb, voided, memory, mut words } = left;
-    if voided.is_some() {
-        // The same device, with nothing on it: of another generation, so that no old log is taken for a new one.
-        sb.volumes.clear();
-        sb.generation += ANEW;
-        sb.snapshot = false;
-    }
-    let in_memory = voided.map_or_else(|| memory.is_of(&sb, setup.fault), Err);
-    let places = Places::find(&mut sb, volumes, setup.fault).map_err(Refused::Volume)?;
-    let shared = in_memory.is_ok();
-    if !shared {
-        memory.disown();
-        words.iter_mut().for_each(|(entries, rest)| [entries, rest].into_iter().for_each(clear));
-    }
-    let placing = Placing::of(&sb.layout, sb.key);
-    let mut maps: Vec<Map> = (0..)
-        .zip(words)
-        .map(|(shard, (entries, rest))| {
-            Map::new(entries, rest, placing, shard, setup.shape, setup.making)
-        })
-        .collect();
-    if shared {
-        maps.iter().try_for_each(Map::validate).map_err(Refused::Memory)?;
-    }
-    let early = setup.fault.is(Planted::NoteForgottenEarly);
-    if voided.is_some() && early {
-        notes.forget();
-    }
-    let planned = sb.clone();
-    let restored = restore(sb, shared, &places, setup, memory, &mut maps, io);
-    let Restored { log, records, dropped, whole } = match restored {
-        Ok(restored) => restored,
-        Err(NotRestored::NotEmpty) => return Err(Refused::NotEmpty),
-        Err(NotRestored::Io(why, _)) if setup.empty => return Err(Refused::NotRecorded(why)),
-        Err(NotRestored::Io(why, sequence)) => {
-            let planned = BlockSuperblock { sequence, ..planned };
-            begin_without(&planned, (&why, setup.fault), memory, io, notes)?;
-            let without = Without { superblock: planned, maps, places, why };
-            return Ok(Started::Without(Box::new(without)));
-        }
-    };
-    if voided.is_some() {
-        notes.forget();
-    }
-    let warmth = match in_memory {
-        Ok(()) => Warmth::Memory,
-        Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(records),
-        Err(_) if !whole => Warmth::Cold("pages of the map's log are damaged".to_owned()),
-        Err(why) => Warmth::Cold(why.to_owned()),
-    };
-    let begun = Begun { log, maps, places, warmth, dropped, damaged: !whole };
-    Ok(Started::With(Box::new(begun)))
+/// A start that knows what it uses, and of which volumes. Ended here it has changed nothing that another start would use.
+#[derive(Debug)]
+pub struct Judged {
+    setup: Setup,
+    is_voided: bool,
+    /// Why the memory is not believed, if it is not.
+    in_memory: Result<(), &'static str>,
+    superblock: BlockSuperblock,
+    places: Places,
+    maps: Vec<Map>,
+    /// What the device says, or what of it fails.
+    durable: Result<durable::Durable, String>,
 }
 
-fn clear(words: &mut Words) {
-    for at in 0..words.len() {
-        if words.load(at) != 0 {
-            words.store(at, 0);
+/// The same, and the volumes' stores are durable.
+#[derive(Debug)]
+pub struct Ready(Judged);
+
+impl Left<'_> {
+    /// Judges what there is, for a run with these volumes. The device is only read.
+    ///
+    /// # Errors
+    /// Why nothing begins.
+    pub fn judge(
+        self,
+        volumes: &[Comer],
+        setup: &Setup,
+        io: &mut impl LogIo,
+    ) -> Result<Judged, Refused> {
+        let Left { superblock: mut sb, voided, memory, mut words } = self;
+        if voided.is_some() {
+            // The same device, with nothing on it: of another generation, so that no old log is taken for a new one.
+            sb.volumes.clear();
+            sb.generation += ANEW;
+            sb.snapshot = false;
         }
+        let in_memory = voided.map_or_else(|| memory.is_of(&sb, setup.fault), Err);
+        let places = Places::find(&mut sb, volumes, setup.fault).map_err(Refused::Volume)?;
+        let shared = in_memory.is_ok();
+        if !shared {
+            memory.disown();
+            words
+                .iter_mut()
+                .for_each(|(entries, rest)| [entries, rest].into_iter().for_each(clear));
+        }
+        let placing = Placing::of(&sb.layout, sb.key);
+        let mut maps: Vec<Map> = (0..)
+            .zip(words)
+            .map(|(shard, (entries, rest))| {
+                Map::new(entries, rest, placing, shard, setup.shape, setup.making)
+            })
+            .collect();
+        if shared {
+            maps.iter().try_for_each(Map::validate).map_err(Refused::Memory)?;
+        }
+        let unread = |IoFailed| "its map cannot be read".to_owned();
+        let durable = durable::read(sb.clone(), shared, setup.idle, &mut maps, io);
+        let durable = durable.map_err(unread);
+        if setup.empty {
+            let durable = durable.as_ref().map_err(|why| Refused::NotRecorded(why.clone()))?;
+            let not_read = |failed| Refused::NotRecorded(unread(failed));
+            if !durable.is_empty(&maps, shared, io).map_err(not_read)? {
+                return Err(Refused::NotEmpty);
+            }
+        }
+        let (setup, is_voided) = (*setup, voided.is_some());
+        Ok(Judged { setup, is_voided, in_memory, superblock: sb, places, maps, durable })
+    }
+}
+
+impl Judged {
+    /// What of the device is known, with the places that the volumes will have.
+    pub fn superblock(&self) -> &BlockSuperblock {
+        &self.superblock
+    }
+
+    /// The volumes.
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// Has the store of each volume made durable, all that was written to it by anybody; of a device that fails nothing is cached, and none is.
+    ///
+    /// # Errors
+    /// The first of `make`: the start is over then.
+    pub fn stores_durable<E>(
+        self,
+        mut make: impl FnMut(&Volume) -> Result<(), E>,
+    ) -> Result<Ready, E> {
+        if self.durable.is_ok() && !self.setup.fault.is(Planted::StartBelievesStores) {
+            self.places.volumes().try_for_each(&mut make)?;
+        }
+        Ok(Ready(self))
+    }
+}
+
+impl Ready {
+    /// The run has the device from here on, and `memory`, which was judged. What may refuse the start but for the device has done so before.
+    ///
+    /// # Errors
+    /// Why nothing begins: the device fails, and that cannot be recorded or noted.
+    pub fn take_over(
+        self,
+        memory: &mut Memory,
+        io: &mut Charged<impl LogIo, impl Charges>,
+        notes: &mut impl Notes,
+    ) -> Result<Started, Refused> {
+        let Judged { setup, is_voided, in_memory, superblock, places, mut maps, durable } = self.0;
+        let config = setup.config;
+        if is_voided && setup.fault.is(Planted::NoteForgottenEarly) {
+            notes.forget();
+        }
+        let shared = in_memory.is_ok();
+        let failed = |why| NotRestored { why, sequence: superblock.sequence };
+        let restored = durable
+            .map_err(failed)
+            .and_then(|durable| restore(durable, shared, &places, &setup, memory, &mut maps, io));
+        let Restored { log, records, dropped, whole } = match restored {
+            Ok(restored) => restored,
+            Err(failed) if setup.empty => return Err(Refused::NotRecorded(failed.why)),
+            Err(NotRestored { why, sequence }) => {
+                let superblock = BlockSuperblock { sequence, ..superblock };
+                begin_without(&superblock, (&why, setup.fault), memory, io, notes)?;
+                let shards = maps.into_iter().map(|map| BlockShard::without(config, map));
+                let without = Without { superblock, shards: shards.collect(), places, why };
+                return Ok(Started::Without(Box::new(without)));
+            }
+        };
+        if is_voided {
+            notes.forget();
+        }
+        let warmth = match in_memory {
+            Ok(()) => Warmth::Memory,
+            Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(records),
+            Err(_) if !whole => Warmth::Cold("pages of the map's log are damaged".to_owned()),
+            Err(why) => Warmth::Cold(why.to_owned()),
+        };
+        let shards = maps.into_iter().map(|map| BlockShard::new(config, map)).collect();
+        let begun = Begun { log, shards, places, warmth, dropped, damaged: !whole };
+        Ok(Started::With(Box::new(begun)))
     }
 }
 
@@ -236,16 +318,15 @@ struct Restored {
     whole: bool,
 }
 
-enum NotRestored {
-    /// In words, and the number of the latest copy of the superblock that is whole.
-    Io(String, u64),
-    NotEmpty,
+/// What of the device fails, in words, and the number of the latest copy of the superblock that is whole.
+struct NotRestored {
+    why: String,
+    sequence: u64,
 }
 
-/// Reads the durable map into `maps`, unless it is there from memory, without lines that must not be used, and begins the run on
-/// the device.
+/// Takes lines that must not be used out of `maps`, and begins the run on the device.
 fn restore(
-    sb: BlockSuperblock,
+    read: durable::Durable,
     shared: bool,
     places: &Places,
     setup: &Setup,
@@ -253,10 +334,8 @@ fn restore(
     maps: &mut [Map],
     io: &mut impl LogIo,
 ) -> Result<Restored, NotRestored> {
-    let (layout, sequence) = (sb.layout, sb.sequence);
-    let read = durable::read(sb, shared, setup.idle, maps, io)
-        .map_err(|IoFailed| NotRestored::Io("its map cannot be read".to_owned(), sequence))?;
     let (mut log, records) = (read.log, read.records);
+    let (layout, sequence) = (log.superblock().layout, log.superblock().sequence);
     #[cfg(feature = "planted")]
     log.plant_any(setup.fault);
     let whole = log.is_whole();
@@ -272,8 +351,9 @@ fn restore(
             let used = |line| keeps(line) && !log.is_set(regions.of(line));
             table::find_pages(maps, log.superblock(), io, &used)
         }
-        .map_err(|IoFailed| {
-            NotRestored::Io("its map cannot be read or written".to_owned(), sequence)
+        .map_err(|IoFailed| NotRestored {
+            why: "its map cannot be read or written".to_owned(),
+            sequence,
         })?;
     }
     // (What is in a table was looked at.)
@@ -289,16 +369,6 @@ fn restore(
             }
         }
     }
-    let is_empty = records == 0
-        && !log.superblock().snapshot
-        && log.regions_set() == 0
-        && maps.iter().all(|m| match m.sparse() {
-            Some(table) => table.is_new(),
-            None => (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free),
-        });
-    if setup.empty && !is_empty {
-        return Err(NotRestored::NotEmpty);
-    }
     let epoch = next_epoch(log.superblock().epoch, setup.random);
     memory.announce(epoch);
     // Lines of volumes that are not as they were must not come back after a power cut either, nor what a damaged log says.
@@ -307,7 +377,10 @@ fn restore(
     } else {
         log.update(io, |sb| sb.epoch = epoch)
     };
-    outcome.map_err(|failed| NotRestored::Io(failed.to_string(), log.superblock().sequence))?;
+    outcome.map_err(|failed| NotRestored {
+        why: failed.to_string(),
+        sequence: log.superblock().sequence,
+    })?;
     memory.own(log.superblock());
     Ok(Restored { log, records, dropped, whole })
 }
@@ -335,39 +408,4 @@ fn begin_without(
     // written it. Until it is, the other is all that there is after a power cut.)
     let _ = io.flush().and_then(|()| io.write(at, &next.encode())).and_then(|()| io.flush());
     Ok(())
-}
-
-/// Why a cache that was given up is not taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotTakenBack {
-    /// Another cache is on the device by now.
-    Other,
-    /// It fails still.
-    Failed(LogFailed),
-}
-
-/// A cache that was given up is used again in the same run, with nothing in it: the durable map begins anew, and is durable before the first
-/// line is cached. All lines are locked, and stores are durable. `former` is what the cache had when it was given up, `found` what is
-/// on the device. The host's note goes when the shards have empty maps and the memory is owned.
-///
-/// # Errors
-/// Why not: it stays given up.
-pub fn take_back(
-    former: BlockSuperblock,
-    found: &BlockSuperblock,
-    (idle, random): (Nanos, u32),
-    stats: LogStats,
-    io: &mut Charged<impl LogIo, impl Charges>,
-) -> Result<MapLog, NotTakenBack> {
-    if found.uuid != former.uuid || found.layout != former.layout {
-        return Err(NotTakenBack::Other);
-    }
-    // Later than whatever has reached the device.
-    let superblock = BlockSuperblock {
-        sequence: former.sequence.max(found.sequence),
-        generation: former.generation.max(found.generation),
-        ..former
-    };
-    let epoch = next_epoch(superblock.epoch.max(found.epoch), random);
-    MapLog::take_back(superblock, epoch, idle, stats, io).map_err(NotTakenBack::Failed)
 }

@@ -44,6 +44,9 @@ impl World {
     /// An operator attaches, detaches or forgets a volume.
     pub(super) fn begin_attachment(&mut self) {
         let (Some(machine), None) = (&self.maintenance, &self.working) else { return };
+        if self.returning.is_under_way() {
+            return;
+        }
         let Some(sb) = machine.superblock().cloned() else { return };
         let mut volume = self.rng.below(self.volumes.len() as u64) as usize;
         if self.rng.chance(0.6) {

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, UnixSecs, Words};
-use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
-use larder_engine::block::node::start::{Left, Notes, Refused, Setup, Started, start, take_back};
-use larder_engine::block::record::RecordedLog;
-use larder_engine::block::{BlockConfig, BlockLimits, BlockShard, Fault, LogStats, Regions};
+use larder_engine::block::node::start::places::Places;
+use larder_engine::block::node::start::without::start_without;
+use larder_engine::block::node::start::{Left, Notes, Refused, Setup, Started, Without};
+use larder_engine::block::{BlockConfig, BlockLimits, BlockShard, Fault, MapLog, Regions};
 use larder_format::Uuid;
-use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::choose;
+use larder_format::block::{BlockSuperblock, Volume};
 use larder_policy::block::{EvictionBy, VictimPolicy};
 
 use super::{KEY, LINE, SHARDS, World};
@@ -60,11 +60,15 @@ enum Fate {
     Killed,
 }
 
+/// The start is over before it has changed anything.
+#[derive(Debug)]
+struct Ended;
+
 /// Memory that is still there when who uses it is gone.
-struct Lasting(Vec<&'static [AtomicU64]>);
+pub(super) struct Lasting(Vec<&'static [AtomicU64]>);
 
 impl Lasting {
-    fn of(header: &Words, words: &[(Words, Words)]) -> Lasting {
+    pub(super) fn of(header: &Words, words: &[(Words, Words)]) -> Lasting {
         let all = [header].into_iter().chain(words.iter().flat_map(|(e, s)| [e, s]));
         let lasting = |words: &Words| -> &'static [AtomicU64] {
             (0..words.len()).map(|i| AtomicU64::new(words.load(i))).collect::<Vec<_>>().leak()
@@ -72,13 +76,13 @@ impl Lasting {
         Lasting(all.map(lasting).collect())
     }
 
-    fn words(&self) -> (Words, Vec<(Words, Words)>) {
+    pub(super) fn words(&self) -> (Words, Vec<(Words, Words)>) {
         let words = |cells: &&'static [AtomicU64]| Words::from_static(cells);
         let maps = self.0[1..].chunks_exact(2).map(|m| (words(&m[0]), words(&m[1])));
         (words(&self.0[0]), maps.collect())
     }
 
-    fn survived(&self) -> Survived {
+    pub(super) fn survived(&self) -> Survived {
         let (header, words) = self.words();
         let words = words.iter().map(|(e, s)| (e.snapshot(), s.snapshot())).collect();
         Survived { header: header.snapshot(), words }
@@ -119,6 +123,7 @@ impl World {
     /// power cut.
     pub(super) fn begin(&mut self, survived: Option<Survived>) {
         let mut survived = survived;
+        self.take_contents();
         for left in (0..4).rev() {
             let killed = if self.validity.barred.get() { 0.8 } else { 0.15 };
             let fate = if left > 0 && self.rng.chance(killed) {
@@ -141,10 +146,20 @@ impl World {
                         survived = Some(memory);
                     } else {
                         self.device.borrow_mut().power_cut();
+                        self.backing_loses();
                     }
                 }
             }
         }
+    }
+
+    /// Has the store of a volume made durable. An error where the start ends here: it is cut off, or the store does not take it.
+    fn flush_at_start(&mut self, name: &str, doomed: bool) -> Result<(), Ended> {
+        if doomed && self.rng.chance(0.1) {
+            return Err(Ended);
+        }
+        self.volumes.iter_mut().filter(|v| v.name == name).for_each(|v| v.owed.clear());
+        Ok(())
     }
 
     /// What the process finds of memory: what survived, nothing, or what an earlier run has left.
@@ -206,80 +221,122 @@ impl World {
             (device.fails_in, device.dies) = (Some(self.rng.below(12)), self.rng.chance(0.5));
         }
         let mut memory = Memory::new(header, is_old);
-        let setup = Setup {
-            shape,
-            making: self.making(),
-            idle: self.habits.idle,
-            empty: false,
-            random: self.rng.next_u64() as u32,
-            fault: self.fault(),
-        };
+        let setup = self.setup(shape);
         let comers = self.comers();
         let void = self.validity.barred.get();
         let voided = void.then_some("it was given up");
-        let left = Left { superblock: sb, voided, memory: &mut memory, words };
         let is_there = self.validity.barred.clone();
         let (mut io, mut note) = (self.io(), Note { is_there, fails: fate == Fate::Refused });
-        let started =
-            catch_unwind(AssertUnwindSafe(|| start(left, &comers, &setup, &mut io, &mut note)));
+        let changes = self.device.borrow().changes();
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            let left = Left { superblock: sb, voided, memory: &mut memory, words };
+            let judged = left.judge(&comers, &setup, &mut io)?;
+            let flush = |volume: &Volume| self.flush_at_start(&volume.name, doomed);
+            let ready = match judged.stores_durable(flush) {
+                Ok(ready) => ready,
+                Err(Ended) => return Ok(None),
+            };
+            ready.take_over(&mut memory, &mut io, &mut note).map(Some)
+        }));
         let mut device = self.device.borrow_mut();
         (device.fuse, device.unwinds, device.blown) = (u64::MAX, false, false);
         (device.fails_in, device.dies) = (None, false);
         drop(device);
         self.fuse.store(u64::MAX, Ordering::Relaxed);
-        let started = match (started, &lasting) {
+        let started: Result<Option<Started>, Refused> = match (started, &lasting) {
             (Ok(Err(Refused::NotNoted { .. })), Some(lasting)) if !doomed => {
                 return Err(lasting.survived());
             }
-            (Ok(started), _) => started.expect("no other start is refused"),
+            (Ok(started), _) => started,
             (Err(payload), Some(lasting)) if payload.is::<Killed>() => {
                 return Err(lasting.survived());
             }
             (Err(payload), _) => resume_unwind(payload),
         };
+        let started = started.expect("no other start is refused");
+        let Some(started) = started else {
+            if self.device.borrow().changes() != changes {
+                self.fail("a start has changed the device before all stores were durable".into());
+            }
+            self.seen.early_ends += 1;
+            return Err(lasting.expect("only such a start ends early").survived());
+        };
         *self.memory.borrow_mut() = memory;
-        let (superblock, maps, places, log) = match started {
+        let (superblock, shards, places, log) = match started {
             Started::With(begun) => {
                 self.seen.short_logs += u64::from(begun.damaged);
                 self.seen.worked_again += u64::from(void);
                 let sb = begun.log.superblock().clone();
-                (sb, begun.maps, begun.places, Some(begun.log))
+                (sb, begun.shards, begun.places, Some(begun.log))
             }
             Started::Without(without) => {
                 self.seen.failed_starts += 1;
-                (without.superblock, without.maps, without.places, None)
+                (without.superblock, without.shards, without.places, None)
             }
         };
+        let begun = (superblock, shards, places, log);
+        self.goes_on(begun);
+        Ok(())
+    }
+
+    /// The device is not there, and volumes are served without it. What memory has of it stays.
+    pub(super) fn begin_without(&mut self, survived: Option<Survived>) {
+        self.seen.passed_by += 1;
+        self.script.push(format!("{} a start without the device", self.time));
+        self.take_contents();
+        self.begin_limits();
+        let random = self.rng.next_u64() >> 16;
+        let sb = BlockSuperblock::format(Uuid([2; 16]), KEY, random, self.layout, UnixSecs(1));
+        let setup = self.setup(Shape::of(&self.layout));
+        let is_there = self.validity.barred.clone();
+        let (comers, mut note) = (self.comers(), Note { is_there, fails: false });
+        let without = start_without(sb, &comers, &setup, "it is not there", &mut note);
+        let Without { superblock, shards, places, .. } = without.expect("it is noted");
+        *self.memory.borrow_mut() = Memory::new(Words::heap(HEADER_WORDS), false);
+        self.goes_on((superblock, shards, places, None));
+        (self.is_passed_by, self.passed_by) = (true, survived);
+    }
+
+    /// A run has begun so.
+    fn goes_on(&mut self, begun: (BlockSuperblock, Vec<BlockShard>, Places, Option<MapLog>)) {
+        let (superblock, shards, places, log) = begun;
+        (self.is_passed_by, self.passed_by) = (false, None);
         places.decided.iter().for_each(|decided| self.has_come(decided));
         self.generation = superblock.generation;
-        if self.layout.is_sparse() {
+        if self.layout.is_sparse() && log.is_some() {
             self.device.borrow_mut().table = Some((self.layout, self.generation));
         }
         self.place(&superblock);
         self.seen.put_aside += self.aside.len() as u64;
         self.former = Some(superblock.clone());
         self.begin_maintenance(log, superblock);
-        let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
-        let limits = BlockLimits { fills: 40, waiting: 1000 };
-        let config = BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions };
-        self.shards = maps.into_iter().map(|map| BlockShard::new(config, map)).collect();
+        self.shards = shards;
         #[cfg(feature = "planted")]
         if let Some(fault) = self.options.fault {
             self.shards.iter_mut().for_each(|s| s.plant(fault));
         }
         self.begin_streams();
         self.begin_flushing();
-        if !self.is_enabled() {
-            let now = self.now();
-            (0..SHARDS as usize).for_each(|shard| self.call(shard, |s, fx| s.disable(now, fx)));
-        }
         self.shares.count(&self.shards);
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();
-        Ok(())
     }
 
-    fn making(&mut self) -> Making {
+    fn setup(&mut self, shape: Shape) -> Setup {
+        let limits = BlockLimits { fills: 40, waiting: 1000 };
+        let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
+        Setup {
+            shape,
+            making: self.making(),
+            config: BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions },
+            idle: self.habits.idle,
+            empty: false,
+            random: self.rng.next_u64() as u32,
+            fault: self.fault(),
+        }
+    }
+
+    pub(super) fn making(&mut self) -> Making {
         Making {
             replacement: Replacement::ALL[self.rng.below(5) as usize],
             reclaim: VictimPolicy::ALL[self.rng.below(4) as usize],
@@ -298,50 +355,5 @@ impl World {
     #[cfg(not(feature = "planted"))]
     pub(super) fn fault(&self) -> Fault {
         Fault::default()
-    }
-
-    /// As a daemon does it while every line is locked. Returns whether the device has taken it.
-    pub(super) fn begin_anew(&mut self) -> Result<bool, String> {
-        let found = self.superblock();
-        let former = self.former.clone().ok_or("nothing has begun")?;
-        let random = self.rng.next_u64() as u32;
-        let stats = LogStats::default();
-        let log = take_back(former, &found, (self.habits.idle, random), stats, &mut self.io());
-        #[allow(unused_mut, reason = "faults are planted with a feature")]
-        let Ok(mut log) = log else { return Ok(false) };
-        #[cfg(feature = "planted")]
-        if let Some(fault) = self.options.fault {
-            log.plant(fault);
-        }
-        let (placing, shape) = (Placing::of(&self.layout, KEY), Shape::of(&self.layout));
-        let making = Making { evict: EvictionBy::default(), ..self.making() };
-        for (i, shard) in self.shards.iter_mut().enumerate() {
-            let (entries, sums) = Map::words(shape);
-            let (mut entries, mut sums) = (Words::heap(entries), Words::heap(sums));
-            entries.share_fuse(self.fuse.clone());
-            sums.share_fuse(self.fuse.clone());
-            let map = Map::new(entries, sums, placing, i as u32, shape, making);
-            if !shard.begin_anew(map) {
-                return Err(format!("shard {i} is not taken back: {}", shard.under_way()));
-            }
-            #[cfg(feature = "planted")]
-            if let Some(fault) = self.options.fault {
-                shard.plant(fault);
-            }
-        }
-        self.memory.borrow_mut().own(log.superblock());
-        self.generation = log.superblock().generation;
-        self.former = Some(log.superblock().clone());
-        if let Some(machine) = &mut self.maintenance {
-            machine.resume(RecordedLog::new(log));
-        }
-        self.work.give_up = None;
-        self.validity.enabled.set(true);
-        self.validity.barred.set(false);
-        self.validity.asked.set(false);
-        self.rotten.clear();
-        self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
-        self.know_what_is_durable();
-        Ok(true)
     }
 }

@@ -171,8 +171,11 @@ impl World {
                 // Two copies that are not whole are more than one fault, and no superblock.
                 let copies = [0, 1].map(|copy| copy * COPY_BYTES as u64);
                 let whole = copies.map(|at| {
-                    let bytes = self.device.borrow().read(at, COPY_BYTES / SECTOR).concat();
-                    BlockSuperblock::decode(&bytes).is_ok()
+                    let device = self.device.borrow();
+                    let live = device.read(at, COPY_BYTES / SECTOR).concat();
+                    // (What is written and not durable may be torn yet.)
+                    let is_durable = live == device.durable_bytes(at, COPY_BYTES);
+                    is_durable && BlockSuperblock::decode(&live).is_ok()
                 });
                 if whole != [true; 2] {
                     return;

@@ -11,6 +11,7 @@ use larder_format::block::{Volume, VolumeState};
 use super::attaching::Working;
 use super::begins::Survived;
 use super::node::Waiting;
+use super::takeback::Returning;
 use super::volumes::Store;
 use super::{TURNS, World, overlay};
 use crate::parts::Event;
@@ -49,6 +50,7 @@ impl World {
         }
         self.ops.clear();
         self.end_attachment();
+        self.returning = Returning::default();
         self.operations.clear();
         self.given.clear();
         self.forgetting.clear();
@@ -71,18 +73,20 @@ impl World {
             self.seen.unsaid += 1;
             self.format();
         }
-        // What was written before is made durable before anything of it is cached.
-        self.volatile.clear();
         self.between_runs();
         if std::mem::take(&mut self.device.borrow_mut().dead) && self.rng.chance(0.3) {
             // Another takes its place.
             self.format();
+        }
+        if self.rng.chance(0.03) {
+            return self.begin_without(survived);
         }
         let survived = self.offered(survived);
         self.begin(survived);
         if self.rng.chance(0.1) {
             // The power fails before anything has happened.
             self.device.borrow_mut().power_cut();
+            self.backing_loses();
             self.begin(None);
         }
         if let Err(why) = self.check_map() {
@@ -94,10 +98,15 @@ impl World {
         self.seen.kills += 1;
         self.script.push(format!("{} kill", self.time));
         self.count();
-        let words = self.shards.iter().map(|s| s.map().snapshot()).collect();
+        let words = match &self.returning.lasting {
+            Some(lasting) => lasting.survived().words,
+            None => self.shards.iter().map(|s| s.map().snapshot()).collect(),
+        };
         let survived = Survived { header: self.memory.borrow().snapshot(), words };
         self.cut_off();
-        self.restart(Some(survived));
+        // Of a run without the device nothing outlives the process but what was there before it.
+        let survived = if self.is_passed_by { self.passed_by.take() } else { Some(survived) };
+        self.restart(survived);
     }
 
     pub(super) fn power_cut(&mut self) {
@@ -119,7 +128,8 @@ impl World {
         self.drain_until(|world| {
             // Fills go on when the clients have their answers.
             let idle = world.shards.iter().all(BlockShard::is_idle);
-            let lines = world.working.as_ref().is_some_and(Working::has_lines);
+            let lines = world.working.as_ref().is_some_and(Working::has_lines)
+                || world.returning.has_lines();
             world.ops.is_empty() && world.doing.is_empty() && idle && !lines
         })
     }
@@ -137,6 +147,7 @@ impl World {
             self.time += 1;
             self.advance();
             self.attach_on();
+            self.take_back_on();
             self.step_log();
             if let Some(why) = self.error.take() {
                 return Err(why);
@@ -149,22 +160,6 @@ impl World {
             self.ops.len(),
             self.doing.len()
         ))
-    }
-
-    /// The device works again, and the cache that was given up is used again in the same run, from nothing.
-    pub(super) fn take_back(&mut self) -> Result<(), String> {
-        self.drain()?;
-        if self.layout.is_sparse() {
-            return Ok(());
-        }
-        self.script.push(format!("{} taken back", self.time));
-        self.device.borrow_mut().dead = false;
-        if !self.flush_now() {
-            return Ok(());
-        }
-        let taken = self.begin_anew()?;
-        self.seen.taken_back += u64::from(taken);
-        if taken { self.check_map() } else { Ok(()) }
     }
 
     pub(super) fn stop(&mut self) -> Result<(), String> {

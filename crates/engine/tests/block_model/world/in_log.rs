@@ -144,6 +144,8 @@ pub(super) struct Validity {
     pub(super) asked: Rc<Cell<bool>>,
     /// How often it could not be noted.
     pub(super) refused: Rc<Cell<u64>>,
+    /// The next such note cannot be made, where the device itself can say it.
+    pub(super) unnoted: Rc<Cell<bool>>,
 }
 
 /// What the stores of volumes that are served are known by, by name.
@@ -174,14 +176,15 @@ impl Effects<Bytes> for Begun {
         self.flushes.push(number);
     }
     fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
-        let Validity { barred, asked, refused, .. } = &self.validity;
+        let Validity { barred, asked, refused, unnoted, .. } = &self.validity;
         let mut device = self.device.borrow_mut();
         asked.set(true);
+        let must_fail = unnoted.take() && device.works_for_now();
         if device.blown {
             return true;
         }
         // (What is not noted is tried again.)
-        let fails = device.rng.chance(0.3);
+        let fails = must_fail || device.rng.chance(0.3);
         refused.set(refused.get() + u64::from(fails));
         barred.set(barred.get() || !fails);
         !fails
@@ -228,9 +231,11 @@ impl World {
         self.maintenance = Some(RecordedMaintenance::new(machine));
     }
 
-    /// Whether a start knows that the cache was given up.
+    /// Whether a start knows that the cache was given up. (Where it was to be taken back, and that has failed on the way, the device has an empty
+    /// map, of an epoch that no run had.)
     pub(super) fn says_given_up(&self, superblock: &BlockSuperblock) -> bool {
-        self.validity.barred.get() || superblock.volumes.is_empty()
+        let is_emptied = self.former.as_ref().is_some_and(|sb| superblock.epoch > sb.epoch);
+        self.validity.barred.get() || superblock.volumes.is_empty() || is_emptied
     }
 
     /// Behind a turn of maintenance: a start knows that the cache was given up, or that was tried again.

@@ -138,13 +138,17 @@ impl World {
         (from, (store.end() - from).min(MOST_USED))
     }
 
-    /// Nobody is attached: each store has what it has.
-    fn take_contents(&mut self) {
+    /// Nobody is attached: each store has what it has, and of that owes what it owes.
+    pub(super) fn take_contents(&mut self) {
         for volume in 0..self.volumes.len() {
             let span = self.span_of(volume);
             let store = &mut self.volumes[volume];
             let Some(place) = store.place.take() else { continue };
             store.content = own(&mut self.backing, place, span);
+            store.owed = own(&mut self.volatile, place, span);
+        }
+        if let Some(sector) = self.volatile.keys().next() {
+            self.fail(format!("sector {sector} was written, and is nobody's"));
         }
     }
 
@@ -162,6 +166,8 @@ impl World {
                     (store.place, store.served) = (Some(place), volume.bytes / SECTOR as u64);
                     let content = std::mem::take(&mut store.content);
                     self.backing.extend(content.into_iter().map(|(s, v)| (s + place, v)));
+                    let owed = std::mem::take(&mut store.owed);
+                    self.volatile.extend(owed.into_iter().map(|(s, v)| (s + place, v)));
                 }
                 None => {
                     let regions = volume.groups / self.layout.region_groups;
@@ -186,7 +192,6 @@ impl World {
     pub(super) fn between_runs(&mut self) {
         self.take_contents();
         for volume in 0..self.volumes.len() {
-            self.volumes[volume].owed.clear();
             let others = self.volumes.iter().enumerate().any(|(n, v)| n != volume && v.wanted);
             let what = self.rng.below(60);
             if (6..8).contains(&what) && others {

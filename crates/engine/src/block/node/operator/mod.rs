@@ -25,10 +25,12 @@ use larder_format::block::{BlockSuperblock, Layout};
 use super::attachment::{Attachment, Step};
 use super::calls::{Calls, Out, Shard};
 use super::event::Host;
+use super::flushes::{AHEAD, LOCKED};
 use super::maintenance::SWEEP_STEP;
 use super::owners::Accounts;
 use super::ranged::STEP;
 use crate::block::api::{GroupId, LineId, OpId};
+use crate::block::planted::{Fault, Planted};
 use range::Range;
 
 /// What is under way may keep the lines of a store that is distrusted from being dropped for so long, before it is tried again.
@@ -68,6 +70,8 @@ pub struct Operation {
     /// The lines of the present step, and whether the host has done what it does with them.
     range: Option<Range>,
     acted: bool,
+    /// What is done while the lines of the present step are its own.
+    within: VecDeque<Step>,
     /// Lines of the range that are to be dropped.
     drops: VecDeque<(LineId, LineId)>,
     dropped: u64,
@@ -88,6 +92,7 @@ impl Operation {
             plan,
             range: None,
             acted: false,
+            within: VecDeque::new(),
             drops: VecDeque::new(),
             dropped: 0,
             turn: STEP,
@@ -136,6 +141,18 @@ impl Operation {
     pub fn changed(id: OpId, shards: u32, (first, last): (LineId, LineId)) -> Operation {
         let steps = [Step::Lines { first, last, drop: true }, Step::Record, Step::InForce];
         Operation { timeout: Some(DISTRUST), ..Operation::of(id, shards, steps) }
+    }
+
+    /// A cache that was given up is taken back, in the order of [`takeback`](super::start::takeback). Who asks keeps volumes from coming, going and
+    /// growing meanwhile.
+    pub fn take_back(id: OpId, shards: u32, layout: &Layout, fault: Fault) -> Operation {
+        let (first, last) = (LineId(0), LineId(layout.space_lines() - 1));
+        let all = Step::Lines { first, last, drop: false };
+        let steps = [Step::Stores { within: AHEAD }, all];
+        let believes = fault.is(Planted::TakenBackStoresBelieved);
+        let durable = (!believes).then_some(Step::Stores { within: LOCKED });
+        let within = durable.into_iter().chain([Step::Anew]).collect();
+        Operation { timeout: Some(LOCKED), within, ..Operation::of(id, shards, steps) }
     }
 
     /// The same, that waits for lines for so long, or without an end.
@@ -282,6 +299,9 @@ impl Operation {
             }
             return Some(Ask::Again);
         }
+        if let Some(step) = self.within.front() {
+            return Some(Ask::Do(*step));
+        }
         if let Plan::Steps { steps, dropped } = &mut self.plan
             && matches!(step, Step::Losses { .. })
         {
@@ -325,6 +345,12 @@ impl Operation {
     pub fn done(&mut self) {
         match self.step() {
             Some(Step::Act { .. } | Step::Losses { .. }) => self.acted = true,
+            Some(Step::Lines { .. }) => drop(self.within.pop_front()),
+            Some(Step::Stores { .. }) => {
+                // Lines are waited for from here on.
+                self.since = None;
+                self.step_done(0);
+            }
             _ => self.step_done(0),
         }
     }

@@ -23,6 +23,7 @@ use crate::block::node::failing::FlashError;
 use crate::block::node::limits::Limits;
 use crate::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
 use crate::block::node::record::{end_code, end_words, take_end};
+use crate::block::node::start::takeback::{Again as TakenBack, Anew, NotTakenBack, take_back};
 use crate::block::record::digest::Digest;
 use crate::block::record::log::{Heard, Noting, Told};
 use crate::block::record::tape::unknown;
@@ -414,10 +415,19 @@ impl RecordedMaintenance {
         });
     }
 
-    /// [`Maintenance::resume`], for which a record has no word: recording ends.
-    pub fn resume(&mut self, log: RecordedLog) {
+    /// [`take_back`], for which a record has no word: recording ends.
+    ///
+    /// # Errors
+    /// Those of it.
+    pub fn take_back(
+        &mut self,
+        again: TakenBack,
+        io: &mut Charged<impl LogIo, impl Charges>,
+        anew: &mut impl Anew,
+    ) -> Result<(), NotTakenBack> {
+        take_back(&mut self.machine, again, io, anew)?;
         self.end_recording();
-        self.machine.resume(log);
+        Ok(())
     }
 }
 

@@ -7,14 +7,37 @@ use larder_format::block::{BlockSuperblock, intents};
 use super::super::super::address::Placing;
 use super::super::super::map::{Making, Map, Shape, Slot};
 use super::super::super::{IoFailed, LineId, LogIo, MapLog, Regions, SlotId, Sum};
+use super::table;
 
 /// A durable map that was read.
+#[derive(Debug)]
 pub(super) struct Durable {
     pub log: MapLog,
     /// Records of the log.
     pub records: u64,
     /// Pages of the snapshot that are damaged. What their slots held is not known: they are held.
     pub damaged: u64,
+}
+
+impl Durable {
+    /// Whether there is nothing in it, nor in `maps`, into which it was read, or which an earlier run has left (`shared`).
+    pub(super) fn is_empty(
+        &self,
+        maps: &[Map],
+        shared: bool,
+        io: &mut impl LogIo,
+    ) -> Result<bool, IoFailed> {
+        let superblock = self.log.superblock();
+        if superblock.layout.is_sparse() && !shared && table::has_lines(superblock, io)? {
+            return Ok(false);
+        }
+        let is_free = |m: &Map| match m.sparse() {
+            Some(table) => table.is_new(),
+            None => (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free),
+        };
+        let is_new = self.records == 0 && !superblock.snapshot && self.log.regions_set() == 0;
+        Ok(is_new && maps.iter().all(is_free))
+    }
 }
 
 /// Reads the durable map into `maps`, unless that is there from memory (`shared`).

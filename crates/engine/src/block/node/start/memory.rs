@@ -27,6 +27,15 @@ pub struct Memory {
     is_old: bool,
 }
 
+/// Makes all words zeros.
+pub fn clear(words: &mut Words) {
+    for at in 0..words.len() {
+        if words.load(at) != 0 {
+            words.store(at, 0);
+        }
+    }
+}
+
 impl Memory {
     /// With a header of [`HEADER_WORDS`] words. Memory that was made a moment ago is not old: nothing in it is believed.
     pub fn new(header: Words, is_old: bool) -> Memory {

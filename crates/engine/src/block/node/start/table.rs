@@ -6,6 +6,19 @@ use larder_format::block::{BlockSuperblock, table};
 use crate::block::map::{Map, Slot};
 use crate::block::{FoundPage, GroupId, IoFailed, LineId, LogIo, SlotId, read_table};
 
+/// Whether the table has a line.
+pub(super) fn has_lines(
+    superblock: &BlockSuperblock,
+    io: &mut impl LogIo,
+) -> Result<bool, IoFailed> {
+    let mut any = false;
+    read_table(superblock, io, |found: FoundPage<'_>| {
+        any |= found.slots.is_some_and(|slots| slots.iter().any(Option::is_some));
+        false
+    })?;
+    Ok(any)
+}
+
 /// Without the memory of an earlier run: finds what the table has, and keeps the lines that `used` names. Of the
 /// others nothing is left, durably. Returns how many those were.
 pub(super) fn find_pages(

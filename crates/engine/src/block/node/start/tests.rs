@@ -1,4 +1,4 @@
-use larder_base::UnixSecs;
+use larder_base::{ByteSize, UnixSecs};
 use larder_format::Uuid;
 use larder_format::block::Layout;
 use larder_format::block::log::Held;
@@ -7,8 +7,9 @@ use super::memory::HEADER_WORDS;
 use super::*;
 use crate::block::map::Replacement;
 use crate::block::node::limits::Limits;
-use crate::block::{GroupId, LogShards, MapRecord};
-use crate::block::{LineId, Sum};
+use crate::block::node::maintenance::{Maintenance, Pace};
+use crate::block::node::setup;
+use crate::block::{GroupId, LineId, LogShards, MapRecord, Sum, WriteMode};
 
 const LINE: LineId = LineId(3);
 
@@ -82,48 +83,74 @@ fn format() -> Disk {
     disk
 }
 
-/// A start with one volume whose store is known by `version`.
-fn begin(
-    disk: &mut Disk,
-    version: u8,
-    left: Option<(Words, Vec<(Words, Words)>)>,
-) -> (Box<Begun>, Memory) {
-    let sb = superblock(disk);
-    let setup = Setup {
-        shape: Shape::of(&sb.layout),
+/// Memory as a run has left it: its header, and the words of each shard.
+type Survived = (Words, Vec<(Words, Words)>);
+
+/// How a run on a device with this layout is.
+fn setup_of(layout: &Layout) -> Setup {
+    Setup {
+        shape: Shape::of(layout),
         making: Making {
             replacement: Replacement::ALL[0],
             reclaim: larder_policy::block::VictimPolicy::ALL[0],
             evict: larder_policy::block::EvictionBy::default(),
         },
+        config: setup::shard_config(WriteMode::WriteThrough, ByteSize(1 << 20), layout),
         idle: Nanos::from_secs(30),
         empty: false,
         random: 4,
         fault: Fault::default(),
-    };
+    }
+}
+
+/// One volume whose store is known by `version`.
+fn volume(version: u8) -> Comer {
+    let proves = move |then: &[u8; 64], _| if *then == [version; 64] { Ok(()) } else { Err("not") };
+    Comer {
+        name: "a".to_owned(),
+        bytes: 1 << 20,
+        identity: [version; 64],
+        proves: Box::new(proves),
+    }
+}
+
+/// A start with that volume, as far as its verdict.
+fn judge(
+    disk: &mut Disk,
+    version: u8,
+    left: Option<Survived>,
+    empty: bool,
+) -> (Result<Judged, Refused>, Memory) {
+    let sb = superblock(disk);
+    let setup = Setup { empty, ..setup_of(&sb.layout) };
     let (is_old, (e, s)) = (left.is_some(), Map::words(setup.shape));
     let (header, words) = left.unwrap_or_else(|| {
         let words = (0..sb.layout.shards).map(|_| (Words::heap(e), Words::heap(s)));
         (Words::heap(HEADER_WORDS), words.collect())
     });
     let mut memory = Memory::new(header, is_old);
-    let proves = move |then: &[u8; 64], _| if *then == [version; 64] { Ok(()) } else { Err("not") };
-    let comer = Comer {
-        name: "a".to_owned(),
-        bytes: 1 << 20,
-        identity: [version; 64],
-        proves: Box::new(proves),
-    };
     let left = Left { superblock: sb, voided: None, memory: &mut memory, words };
     let mut io = Charged::new(disk, Limits::default(), Nanos::ZERO);
-    match start(left, &[comer], &setup, &mut io, &mut Note(false)) {
+    (left.judge(&[volume(version)], &setup, &mut io), memory)
+}
+
+fn begin(disk: &mut Disk, version: u8, left: Option<Survived>) -> (Box<Begun>, Memory) {
+    let (judged, mut memory) = judge(disk, version, left, false);
+    let ready = judged.unwrap().stores_durable(|_| Ok::<(), ()>(())).unwrap();
+    let mut io = Charged::new(disk, Limits::default(), Nanos::ZERO);
+    match ready.take_over(&mut memory, &mut io, &mut Note(false)) {
         Ok(Started::With(begun)) => (begun, memory),
-        other => panic!("{other:?}"),
+        Ok(Started::Without(without)) => panic!("{}", without.why),
+        Err(why) => panic!("{why:?}"),
     }
 }
 
 fn lines(begun: &Begun) -> u32 {
-    begun.maps.iter().map(Map::count).sum()
+    begun.shards.iter().map(BlockShard::lines).sum()
+}
+
+fn words(begun: &Begun) -> Vec<(Words, Words)> {
+    begun.shards.iter().map(|shard| shard.map().snapshot()).collect()
 }
 
 /// A line that was evicted so lately that only the log names it, of a volume whose store has changed: it is not in the map that
@@ -133,16 +160,71 @@ fn lines_evicted_lately_of_a_changed_volume_do_not_come_back() {
     for changed in [false, true] {
         let mut disk = format();
         let (mut begun, memory) = begin(&mut disk, 1, None);
-        let shard = begun.maps[0].placing().shard(GroupId(0));
+        let shard = begun.shards[0].map().placing().shard(GroupId(0));
         let mut shards = OneLine(Some(shard));
         begun.log.step(Nanos::ZERO, &mut shards, &mut disk).unwrap();
         assert_eq!(shards.0, None, "it is durable");
         let version = if changed { 2 } else { 1 };
-        let words = begun.maps.iter().map(Map::snapshot).collect();
-        let (begun, _) = begin(&mut disk, version, Some((memory.snapshot(), words)));
+        let left = (memory.snapshot(), words(&begun));
+        let (begun, _) = begin(&mut disk, version, Some(left));
         assert_eq!((&begun.warmth, lines(&begun)), (&Warmth::Memory, 0));
         let (begun, _) = begin(&mut disk, version, None);
         assert_eq!(lines(&begun), u32::from(!changed));
+    }
+}
+
+/// A store that cannot be made durable ends the start, before a byte of the device has changed, or a line has left memory that is believed: the next
+/// start finds what this one has found, though a volume has changed.
+#[test]
+fn a_start_that_a_store_refuses_changes_nothing() {
+    let mut disk = format();
+    let (mut begun, _) = begin(&mut disk, 1, None);
+    let shard = begun.shards[0].map().placing().shard(GroupId(0));
+    begun.log.step(Nanos::ZERO, &mut OneLine(Some(shard)), &mut disk).unwrap();
+    drop(begun);
+    // With what the device says, and then with memory.
+    let (begun, _) = begin(&mut disk, 1, None);
+    assert_eq!(lines(&begun), 1);
+    for in_memory in [false, true] {
+        let survived = in_memory.then(|| (memory_of(&disk), words(&begun)));
+        let before = disk.0.clone();
+        let (judged, memory) = judge(&mut disk, 2, survived, false);
+        let mut asked = Vec::new();
+        let refused = judged.unwrap().stores_durable(|volume| {
+            asked.push(volume.name.clone());
+            Err("it hangs")
+        });
+        assert_eq!((refused.unwrap_err(), asked), ("it hangs", vec!["a".to_owned()]));
+        assert!(disk.0 == before, "the device has changed");
+        let is_believed = memory.is_of(&superblock(&disk), Fault::default()).is_ok();
+        assert_eq!(is_believed, in_memory);
+    }
+    let left = (memory_of(&disk), words(&begun));
+    let (begun, _) = begin(&mut disk, 1, Some(left));
+    assert_eq!((&begun.warmth, lines(&begun)), (&Warmth::Memory, 1));
+}
+
+/// The header of memory that is owned by the last run.
+fn memory_of(disk: &Disk) -> Words {
+    let mut memory = Memory::new(Words::heap(HEADER_WORDS), false);
+    memory.own(&superblock(disk));
+    memory.snapshot()
+}
+
+/// A run that is to be recorded does not begin with a cache that has lines, and leaves them where they are: those of a volume that has changed too.
+#[test]
+fn a_record_is_refused_before_a_line_goes() {
+    let mut disk = format();
+    let (mut begun, _) = begin(&mut disk, 1, None);
+    let shard = begun.shards[0].map().placing().shard(GroupId(0));
+    begun.log.step(Nanos::ZERO, &mut OneLine(Some(shard)), &mut disk).unwrap();
+    let (begun, _) = begin(&mut disk, 1, None);
+    let before = disk.0.clone();
+    for in_memory in [false, true] {
+        let survived = in_memory.then(|| (memory_of(&disk), words(&begun)));
+        let (judged, _) = judge(&mut disk, 2, survived, true);
+        assert_eq!(judged.err(), Some(Refused::NotEmpty));
+        assert!(disk.0 == before, "the device has changed");
     }
 }
 
@@ -151,11 +233,10 @@ fn lines_evicted_lately_of_a_changed_volume_do_not_come_back() {
 fn memory_of_another_run_is_not_believed() {
     let mut disk = format();
     let (begun, memory) = begin(&mut disk, 1, None);
-    let words = || begun.maps.iter().map(Map::snapshot).collect();
-    let (again, _) = begin(&mut disk, 1, Some((memory.snapshot(), words())));
+    let (again, _) = begin(&mut disk, 1, Some((memory.snapshot(), words(&begun))));
     assert_eq!(again.warmth, Warmth::Memory);
     // (The copy is of the run before.)
-    let (again, _) = begin(&mut disk, 1, Some((memory.snapshot(), words())));
+    let (again, _) = begin(&mut disk, 1, Some((memory.snapshot(), words(&begun))));
     assert!(matches!(again.warmth, Warmth::Cold(_)), "{:?}", again.warmth);
 }
 
@@ -217,4 +298,83 @@ fn a_copy_of_the_superblock_that_may_be_torn_is_the_next_to_be_written() {
         begun.log.update(&mut io, |sb| sb.volumes.clear()).unwrap();
         assert_eq!(io.2[fails - 1], io.2[fails], "the write that failed, and the next");
     }
+}
+
+/// A host that writes down what a cache that is taken back asks for; one of its shards may not be at rest.
+struct Asked {
+    disk: BlockSuperblock,
+    busy: bool,
+    order: Vec<&'static str>,
+}
+
+impl takeback::Anew for Asked {
+    fn found(&mut self) -> Result<BlockSuperblock, String> {
+        self.order.push("found");
+        Ok(self.disk.clone())
+    }
+    fn is_idle(&mut self, shard: u32) -> bool {
+        shard == 0 || !self.busy
+    }
+    fn empty_map(&mut self, shard: u32) -> Map {
+        self.order.push("empty map");
+        let (shape, placing) =
+            (Shape::of(&self.disk.layout), Placing::of(&self.disk.layout, self.disk.key));
+        let (entries, rest) = Map::words(shape);
+        Map::new(Words::heap(entries), Words::heap(rest), placing, shard, shape, Making::default())
+    }
+    fn begin_anew(&mut self, _: u32, _: Map) -> bool {
+        self.order.push("shard");
+        true
+    }
+    fn disable(&mut self, _: u32) {
+        self.order.push("disabled");
+    }
+    fn own(&mut self, _: &BlockSuperblock) {
+        self.order.push("owned");
+    }
+    fn in_force(&mut self) {
+        self.order.push("in force");
+    }
+    fn forget(&mut self) {
+        self.order.push("forgotten");
+    }
+}
+
+/// The order in which a cache is taken back (the note goes in the same step: were it later, it could go when the cache had been given up anew), and
+/// that nothing is written where it cannot be.
+#[test]
+fn a_cache_is_taken_back_when_everything_in_it_is_empty() {
+    let take = |disk: &mut Disk, change: fn(&mut Asked)| {
+        let former = superblock(disk);
+        let mut machine = Maintenance::new(Pace::default(), None, former.clone());
+        let mut asked = Asked { disk: former, busy: false, order: Vec::new() };
+        change(&mut asked);
+        let again =
+            takeback::Again { idle: Nanos::from_secs(30), random: 4, fault: Fault::default() };
+        let mut io = Charged::new(disk, Limits::default(), Nanos::ZERO);
+        let outcome = takeback::take_back(&mut machine, again, &mut io, &mut asked);
+        (outcome, machine.superblock().map(|sb| sb.epoch), asked.order)
+    };
+    let mut disk = format();
+    let (begun, _) = begin(&mut disk, 1, None);
+    let before = disk.0.clone();
+    for (change, why) in [
+        ((|asked: &mut Asked| asked.busy = true) as fn(&mut Asked), takeback::NotTakenBack::Busy),
+        (|asked: &mut Asked| asked.disk.uuid = Uuid([4; 16]), takeback::NotTakenBack::Other),
+    ] {
+        let (outcome, epoch, _) = take(&mut disk, change);
+        assert_eq!((outcome, epoch), (Err(why), None));
+        assert!(disk.0 == before, "the device has changed");
+    }
+    let (outcome, epoch, order) = take(&mut disk, |_| ());
+    assert_eq!(outcome, Ok(()));
+    let in_force = superblock(&disk);
+    assert_eq!(epoch, Some(in_force.epoch));
+    assert!(in_force.epoch > begun.log.superblock().epoch);
+    assert!(in_force.generation > begun.log.superblock().generation, "an empty map");
+    let shards = in_force.layout.shards as usize;
+    let mut expected = vec!["found"];
+    (0..shards).for_each(|_| expected.extend(["empty map", "shard"]));
+    expected.extend(["owned", "in force", "forgotten"]);
+    assert_eq!(order, expected);
 }
