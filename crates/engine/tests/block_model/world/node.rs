@@ -4,9 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use larder_base::{Nanos, Rng};
-use larder_engine::block::node::calls::{
-    Calls, Fx, Mail, Message, Out, Questions, call, thread_of,
-};
+use larder_engine::block::node::calls::{Calls, Mail, Message, Out, Questions, thread_of};
 use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::failing::FlashError;
@@ -305,18 +303,6 @@ impl World {
             }
         }
         self.carry(carried);
-        self.go_on();
-    }
-
-    /// A shard is told something by a start.
-    pub(super) fn call(
-        &mut self,
-        shard: usize,
-        f: impl FnOnce(&mut BlockShard, &mut Fx<'_, Model, Now<'_>>),
-    ) {
-        let mut out = Out::default();
-        call(&now!(self, false, Verdict::Admit), shard as u32, None, &mut out, f);
-        self.leave_to_maintenance();
         self.go_on();
     }
 
