@@ -51,7 +51,14 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         }
         Planted::ShownBeforeAnswered => "c",
         Planted::JournalNotFlushed | Planted::NoJournal | Planted::CutAnywhere => "j",
-        Planted::FreedBeforeSaid | Planted::NoReserve => "l",
+        Planted::FreedBeforeSaid
+        | Planted::NoReserve
+        | Planted::RetiredInAnyOrder
+        | Planted::FrontierNotRepeated
+        | Planted::CopyNotAwaited
+        | Planted::DamageParkedAsData
+        | Planted::OldestIgnored
+        | Planted::GapIgnored => "l",
     };
     let mut missed = Vec::new();
     for &fault in Planted::ALL {

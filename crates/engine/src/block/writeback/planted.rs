@@ -46,6 +46,18 @@ faults! {
     FreedBeforeSaid,
     /// `reserve`: client writes leave no segment for FRONTIERs and parking.
     NoReserve,
+    /// `fifo`: segments retire in any order.
+    RetiredInAnyOrder,
+    /// `repeat`: a segment does not begin with a FRONTIER.
+    FrontierNotRepeated,
+    /// `parked`: an original is let go before its parked copy is durable.
+    CopyNotAwaited,
+    /// `parkbad`: a record that cannot be read is parked as if it could be.
+    DamageParkedAsData,
+    /// `oldest`: a start begins the chain at whatever is the oldest that it finds.
+    OldestIgnored,
+    /// `gap`: a volume whose sequences do not run on across lost batches is served.
+    GapIgnored,
 }
 
 /// A fault, or none.
