@@ -198,7 +198,7 @@ fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
         .output()
         .unwrap();
     assert!(taken.status.success(), "{settings}: {}", String::from_utf8_lossy(&taken.stderr));
-    for size in ["memory-limit = ", "flash-size = ", "flash-object-size = ", "burst-hours = "] {
+    for size in ["memory-limit = ", "flash-size = ", "flash-object-size = "] {
         assert!(settings.contains(size), "no '{size}' in {settings}");
     }
     assert!(!shown.contains("dram= "), "{shown}");

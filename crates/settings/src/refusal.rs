@@ -73,7 +73,7 @@ fn reason(command: &Command, name: &str, said: &str) -> String {
     }
 }
 
-/// What whole numbers a flag takes: it is asked for one that is too large.
+/// What whole numbers a flag takes: it is asked for one that is too large, then for none.
 fn allowed(command: &Command, name: &str) -> String {
     let alone = command.clone().no_binary_name(true).subcommand_required(false);
     let is_it = |arg: &Arg| {
@@ -86,7 +86,7 @@ fn allowed(command: &Command, name: &str) -> String {
         true => arg.required(false).value_parser(value_parser!(String)),
         false => arg.required(false),
     });
-    for number in LARGEST {
+    for number in LARGEST.into_iter().chain([0]) {
         let words = match name.starts_with('-') {
             true => vec![format!("{name}={number}")],
             false => {

@@ -4,11 +4,9 @@
 use std::collections::BTreeMap;
 
 use larder_base::Rng;
-#[cfg(feature = "planted")]
-use larder_engine::block::writeback::Fault;
-use larder_engine::block::writeback::Planted;
 use larder_engine::block::writeback::recovery::{Entry, Recovered, Scanned, recover};
 use larder_engine::block::writeback::segments::{Config, Oldest, Placed, Purpose, Segments};
+use larder_engine::block::writeback::{Fault, Planted};
 use larder_format::block::write_log::{Flags, Frontier, Kind, Link, Record, VolumeFrontier, chain};
 
 const SEGMENTS: u32 = 7;
@@ -92,6 +90,17 @@ impl Chain {
     fn plant(&mut self) {
         #[cfg(feature = "planted")]
         self.segments.plant(Fault::of(self.fault));
+    }
+
+    fn planted(&self) -> Fault {
+        #[cfg(feature = "planted")]
+        {
+            Fault::of(self.fault)
+        }
+        #[cfg(not(feature = "planted"))]
+        {
+            Fault::default()
+        }
     }
 
     // ---- appending ----
@@ -313,7 +322,14 @@ impl Chain {
                 let entries = two.iter().map(|&sequence| {
                     let block = self.volumes[v].truth[sequence as usize - 1].0;
                     let readable = self.read(v, sequence).is_some();
-                    self.entry(v, sequence, block, readable)
+                    let entry = self.entry(v, sequence, block, readable);
+                    match self.fault {
+                        // What rotted, under a fresh checksum.
+                        Some(Planted::DamageParkedAsData) if !readable => {
+                            Entry { place: u64::MAX, ..self.entry(v, sequence, block, true) }
+                        }
+                        _ => entry,
+                    }
                 });
                 let entries: Vec<Entry> = entries.collect();
                 let link = Link {
@@ -333,6 +349,10 @@ impl Chain {
                     frontier: None,
                 };
                 self.put(placed, batch);
+                if self.fault == Some(Planted::CopyNotAwaited) {
+                    self.take_place(placed.generation, v, attachment, two);
+                    continue;
+                }
                 self.copies.push((placed.generation, v, attachment, two.to_vec()));
             }
         }
@@ -428,7 +448,7 @@ impl Chain {
             }
         }
         let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
-        let recovered = recover(&scanned, &numbers);
+        let recovered = recover(&scanned, &numbers, self.planted());
         for v in 0..VOLUMES {
             self.check(v, &recovered)?;
         }

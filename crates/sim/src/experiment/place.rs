@@ -21,7 +21,8 @@ pub(crate) fn line_of<T: DeserializeOwned>(text: &str, error: &toml::de::Error) 
         return 1 + pointed;
     }
     let begin = |e: &toml::de::Error| e.span().map(|span| span.start);
-    let mut kind = None;
+    // Of a table before the one that is wrong, a needed line that is left out is missed as well: the last counts.
+    let (mut kind, mut needed) = (None, None);
     for at in pointed + 1..lines.len() {
         if !lines[at].contains('=') {
             continue;
@@ -41,16 +42,23 @@ pub(crate) fn line_of<T: DeserializeOwned>(text: &str, error: &toml::de::Error) 
                 let key = key.rsplit('.').next().unwrap_or_default().trim();
                 if key == KIND {
                     // The line that says what the table is: without it nothing of the table is read.
-                    kind = kind.or(Some(at));
+                    kind = Some(at);
                 } else if e.message() == format!("{MISSING} `{key}`") {
                     // Nothing else was wrong.
-                    return 1 + at;
+                    needed = Some(at);
                 }
             }
             _ => return 1 + at,
         }
     }
-    1 + kind.unwrap_or(pointed)
+    let header = |at: usize| lines[..at].iter().rposition(|l| l.trim_start().starts_with("[["));
+    match (needed, kind) {
+        (Some(needed), Some(kind)) if header(kind).is_some_and(|header| needed < header) => {
+            1 + kind
+        }
+        (Some(needed), _) => 1 + needed,
+        (None, kind) => 1 + kind.unwrap_or(pointed),
+    }
 }
 
 #[cfg(test)]

@@ -255,7 +255,7 @@ fn damaged_records_in_sound_chunks_do_no_harm() {
 fn too_little_memory_is_refused() {
     let bytes = recorded("all", 5, 100, true);
     let error = replay(&mut file(&bytes), 1 << 20, &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("1 MiB may") && error.contains("-m"), "{error}");
+    assert!(error.contains("1 MiB may") && error.contains("a server with less"), "{error}");
     // Enough for the shards, not for what comes to be on flash.
     let bytes = recorded("all", 1, 40_000, true);
     let mut file = file(&bytes);

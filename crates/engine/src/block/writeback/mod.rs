@@ -1,19 +1,23 @@
 //! Write-back: writes that are answered when they are on local flash, and come to the store later, in an order that can lose the cache.
 //!
 //! All dirty data of a cache device lies in one log beside the slots (`larder_format::block::write_log`); slots hold clean lines only. These
-//! are the machines of one volume; they know no clock, no thread and no I/O:
+//! are its machines; they know no clock, no thread and no I/O:
 //!
 //! | machine | decides |
 //! | --- | --- |
 //! | [`overlay`] | which bytes are dirty and where they lie; what a read sees first |
 //! | [`volume_log`] | the order of a volume's writes: sequence, dependency, what is answered, promised, and may be destaged together |
 //! | [`destager`] | when a window or epoch begins, what the store and the journal are asked for, when the log is let go |
+//! | [`marker`] | who may serve a volume; the steps of attach, detach, carrying, taking up, recovering |
+//! | [`segments`] | where the next batch goes, what is written and durable, when a segment is used again |
+//! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
 //! machines is `tests/writeback_model`. No host has them yet.
 
 pub mod destager;
+pub mod marker;
 pub mod overlay;
 mod planted;
 pub mod recovery;

@@ -46,6 +46,36 @@ faults! {
     FreedBeforeSaid,
     /// `reserve`: client writes leave no segment for FRONTIERs and parking.
     NoReserve,
+    /// `fifo`: segments retire in any order.
+    RetiredInAnyOrder,
+    /// `repeat`: a segment does not begin with a FRONTIER.
+    FrontierNotRepeated,
+    /// `parked`: an original is let go before its parked copy is durable.
+    CopyNotAwaited,
+    /// `parkbad`: a record that cannot be read is parked as if it could be.
+    DamageParkedAsData,
+    /// `oldest`: a start begins the chain at whatever is the oldest that it finds.
+    OldestIgnored,
+    /// `cachefirst`: an attach writes the marker before the cache's superblock.
+    MarkerBeforeCache,
+    /// `markfirst`: a write is answered before the marker is durable.
+    AnsweredBeforeMarker,
+    /// `drain`: a detach writes the marker clean before the store has everything.
+    CleanBeforeDrained,
+    /// `gencheck`: a cache that says it holds dirty data is believed under a clean marker.
+    CacheBelieved,
+    /// `gencheck`: dirty data of any generation counts.
+    GenerationIgnored,
+    /// `refuse`: a volume that another cache may hold more of is served.
+    OthersDirtServed,
+    /// `recarry`: a take-up does not raise the generation.
+    TakenUpUnraised,
+    /// `takereplay`: a take-up does not replay the journal.
+    TakenUpUnreplayed,
+    /// `setback`: a marker that was set back is believed.
+    SetBackBelieved,
+    /// `gap`: a volume whose sequences do not run on across lost batches is served.
+    GapIgnored,
 }
 
 /// A fault, or none.

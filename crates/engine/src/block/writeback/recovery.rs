@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use larder_format::block::write_log::chain::{self, Reading};
 use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record};
 
+use super::planted::{Fault, Planted};
 use super::segments::{Found, Parked};
 
 /// A record of a batch that verifies.
@@ -88,13 +89,16 @@ pub struct Recovered {
 /// Reads the log. `scanned` are the batches of each segment's own generation, as its header names it: what lies behind them is of an
 /// earlier use, and void. `volumes` are the attachment numbers that the superblock knows, and behind which sequence each was attached: records of others are of
 /// volumes that are gone.
-pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)]) -> Recovered {
+pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Recovered {
     let main: Vec<&Scanned> = scanned.iter().filter(|batch| batch.parked == 0).collect();
     let links: Vec<Link> = main.iter().map(|batch| batch.link).collect();
     let fronts: Vec<(&Scanned, &Frontier)> =
         main.iter().filter_map(|batch| Some((*batch, batch.frontier.as_ref()?))).collect();
     let oldest = fronts.iter().map(|(_, f)| (f.oldest_generation, f.oldest_batch)).max();
-    let oldest = oldest.unwrap_or((0, 1));
+    let mut oldest = oldest.unwrap_or((0, 1));
+    if fault.is(Planted::OldestIgnored) {
+        oldest = (0, links.iter().map(|link| link.number).min().unwrap_or(1));
+    }
     let chain = chain::read(&links, oldest.0, oldest.1);
     let counts: Vec<&Scanned> = chain.batches.iter().map(|&i| main[i]).collect();
     let mut found = BTreeMap::new();
@@ -133,7 +137,7 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)]) -> Recovered {
             last.into_iter().chain(seen.map(|e| e.record.sequence))
         });
         let unknown = hole.is_some() && named.max().is_none_or(|named| volume.last < named);
-        volume.gap = volume.last < highest || unknown;
+        volume.gap = (volume.last < highest || unknown) && !fault.is(Planted::GapIgnored);
         found.insert(number, volume);
     }
     let mut recovered = Recovered {

@@ -237,7 +237,7 @@ impl Segments {
             generation: open.generation,
             segment: open.segment,
             at: open.used,
-            opens,
+            opens: opens && !self.fault.is(Planted::FrontierNotRepeated),
             known: self.durable,
         };
         open.used += bytes;
@@ -314,14 +314,16 @@ impl Segments {
 
     /// Segments that nothing needs retire, oldest first; never the one that is open.
     fn retire(&mut self) {
-        while self.live.len() > 1 {
-            let Some(Live { found, pins }) = self.live.front() else { return };
-            if found.records > 0 || *pins > 0 {
-                return;
+        let most = if self.fault.is(Planted::RetiredInAnyOrder) { self.live.len() } else { 1 };
+        let mut at = 0;
+        while at < most && at + 1 < self.live.len() {
+            let Live { found, pins } = self.live[at];
+            if found.records > 0 || pins > 0 {
+                at += 1;
+                continue;
             }
-            let segment = found.segment;
-            self.live.pop_front();
-            self.retires(segment);
+            self.live.remove(at);
+            self.retires(found.segment);
         }
     }
 

@@ -1,0 +1,275 @@
+//! Who may serve a volume: the marker beside its store decides, the cache's own superblock is a hint.
+//!
+//! The marker says which cache may hold data that the store lacks, and under which generation G of the volume. G rises with every attach
+//! and take-up, so that dirty data of an older one, or of a copy, is void [gencheck, fence, recarry]. Its number rises at each write: a
+//! marker with a lower number than the cache knows, or of a later run than the cache's, was set back, or the cache was [setback].
+//!
+//! Each operation is a list of steps, each durable before the next; a crash behind any of them leaves a state that [`judge`] goes on from.
+//!
+//! | operation | steps |
+//! | --- | --- |
+//! | attach | the cache is open(G+1) [cachefirst]; the marker is dirty(G+1); the store is flushed; writes are answered [markfirst] |
+//! | detach | everything is destaged [drain]; the store is flushed; the cache is clean(G); the marker is clean(G) |
+//! | carry | the log is flushed; the cache is carried(G); the marker is carried(G) |
+//! | take up | the cache is open(G+1, keeps G); a journal of G is replayed and the store flushed [takereplay]; the marker is dirty(G+1); the cache is open(G+1) |
+//! | recover | the journal is replayed and the store flushed; the marker is clean(G+1); the journal is emptied |
+//!
+//! Rules in brackets are those of `models/write_back.py`, whose states the tests here walk through.
+
+use larder_format::Uuid;
+
+use super::planted::{Fault, Planted};
+
+/// What a marker says of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Mark {
+    /// The store has everything.
+    Clean,
+    /// This cache may hold more.
+    Dirty(Uuid),
+    /// This cache may hold more, and was put aside.
+    Carried(Uuid),
+    /// The log of this cache has failed, and is destaged from memory.
+    Closing(Uuid),
+    /// The same, and the store has all up to the marker's frontier.
+    Closed(Uuid),
+}
+
+/// A marker, as a start reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Marker {
+    /// What it says.
+    pub mark: Mark,
+    /// The volume's generation.
+    pub generation: u64,
+    /// Its number.
+    pub number: u64,
+    /// The run of the cache that wrote it last.
+    pub run: u64,
+}
+
+/// What reading a marker came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// It is there.
+    There(Marker),
+    /// There is none. `was`: an attribute of the store, or its identity, says that there was one.
+    Absent {
+        /// Whether that is so.
+        was: bool,
+    },
+    /// Both copies are damaged.
+    Damaged,
+    /// The store, or the place of the marker, does not answer.
+    Unreachable,
+}
+
+/// What this cache's superblock says of the volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Holds {
+    /// It knows nothing of it.
+    #[default]
+    Nothing,
+    /// Nothing dirty, since this generation was detached.
+    Clean(u64),
+    /// Dirty data of this generation, perhaps.
+    Open(u64),
+    /// The same, while a volume is taken up that was carried: what the former generation left counts until the marker has the new one.
+    TakingUp(u64),
+    /// Dirty data that was put aside.
+    Carried(u64),
+}
+
+/// This cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// The run before this start.
+    pub run: u64,
+    /// What it holds of the volume.
+    pub holds: Holds,
+    /// The number of the volume's marker that it last knew durable.
+    pub known: u64,
+}
+
+/// What a start does with a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is attached, with this generation. `lines`: the cache's clean lines of it may be believed; else all that the cache holds of it is
+    /// void.
+    Attach {
+        /// Its generation.
+        generation: u64,
+        /// Whether that is so.
+        lines: bool,
+    },
+    /// It is served with what the log holds.
+    GoOn,
+    /// The same, and the log stays closed: its slots are dropped, and what it holds is drained.
+    Drain,
+    /// The cache was put aside and is taken up, with this generation.
+    TakeUp {
+        /// Its generation.
+        generation: u64,
+    },
+    /// A detach was cut short behind the cache's part: the marker is written clean, then it is attached.
+    Tidy,
+    /// It is neither read nor written before the marker is read.
+    Wait,
+    /// It is refused.
+    Refuse(Why),
+}
+
+/// Why a volume is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A cache may hold more than the store, and it is not this one: it is to be served with that one, or recovered.
+    Elsewhere(Uuid),
+    /// This cache is named, and does not hold what the marker speaks of: it is to be recovered.
+    Lost,
+    /// The cache holds dirty data, and nothing at the store says that it counts.
+    NoMarker,
+    /// There was a marker, and it is gone or damaged.
+    MarkerLost,
+    /// The marker was set back, or the cache was.
+    SetBack,
+}
+
+/// What a start with write-back does with a volume. The marker alone decides; nothing has been changed before.
+pub fn judge(read: Read, cache: &Cache, fault: Fault) -> Verdict {
+    let dirty = matches!(cache.holds, Holds::Open(_) | Holds::TakingUp(_) | Holds::Carried(_));
+    let marker = match read {
+        Read::There(marker) => marker,
+        Read::Unreachable => return Verdict::Wait,
+        Read::Absent { .. } | Read::Damaged if dirty => return Verdict::Refuse(Why::NoMarker),
+        Read::Damaged | Read::Absent { was: true } => return Verdict::Refuse(Why::MarkerLost),
+        Read::Absent { was: false } => return Verdict::Attach { generation: 1, lines: false },
+    };
+    let g = marker.generation;
+    let set_back = match marker.mark {
+        // Another cache's numbers and runs say nothing of this one.
+        Mark::Clean => marker.number < cache.known,
+        Mark::Dirty(u) | Mark::Carried(u) | Mark::Closing(u) | Mark::Closed(u) => {
+            u == cache.uuid && (marker.number < cache.known || marker.run > cache.run)
+        }
+    };
+    if set_back && !fault.is(Planted::SetBackBelieved) {
+        return Verdict::Refuse(Why::SetBack);
+    }
+    let open = |of: u64| of == g || fault.is(Planted::GenerationIgnored);
+    match marker.mark {
+        Mark::Clean
+            if fault.is(Planted::CacheBelieved) && matches!(cache.holds, Holds::Open(_)) =>
+        {
+            Verdict::GoOn
+        }
+        Mark::Clean => Verdict::Attach { generation: g + 1, lines: cache.holds == Holds::Clean(g) },
+        Mark::Dirty(u) | Mark::Carried(u) | Mark::Closing(u) | Mark::Closed(u)
+            if u != cache.uuid =>
+        {
+            match fault.is(Planted::OthersDirtServed) {
+                true => Verdict::Attach { generation: g + 1, lines: false },
+                false => Verdict::Refuse(Why::Elsewhere(u)),
+            }
+        }
+        Mark::Dirty(_) => match cache.holds {
+            Holds::Open(of) | Holds::TakingUp(of) if open(of) => Verdict::GoOn,
+            // A carry that was cut short.
+            Holds::Carried(of) if open(of) => Verdict::GoOn,
+            Holds::Clean(of) if of == g => Verdict::Tidy,
+            _ => Verdict::Refuse(Why::Lost),
+        },
+        Mark::Closing(_) | Mark::Closed(_) => match cache.holds {
+            Holds::Open(of) | Holds::TakingUp(of) if open(of) => Verdict::Drain,
+            Holds::Clean(of) if of == g => Verdict::Tidy,
+            _ => Verdict::Refuse(Why::Lost),
+        },
+        Mark::Carried(_) => match cache.holds {
+            Holds::Carried(of) if open(of) => Verdict::TakeUp { generation: g + 1 },
+            // A take-up that was cut short.
+            Holds::TakingUp(of) if of == g + 1 => Verdict::TakeUp { generation: g + 1 },
+            _ => Verdict::Refuse(Why::Lost),
+        },
+    }
+}
+
+/// A step of an operation; each is durable before the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Everything is destaged.
+    Destage,
+    /// The log is flushed.
+    FlushLog,
+    /// The store is flushed.
+    FlushStore,
+    /// A committed journal that counts is replayed, and the store flushed; then the applied epoch is durable in cache and marker.
+    Replay,
+    /// The cache's superblock says this of the volume.
+    Holds(Holds),
+    /// The marker says this.
+    Mark(Mark, u64),
+    /// Writes are answered from here on.
+    Answer,
+    /// The journal holds nothing any more.
+    EmptyJournal,
+}
+
+/// The steps of an attach as generation `g`.
+pub fn attach(cache: Uuid, g: u64, fault: Fault) -> Vec<Step> {
+    let mut steps = vec![
+        Step::Holds(Holds::Open(g)),
+        Step::Mark(Mark::Dirty(cache), g),
+        Step::FlushStore,
+        Step::Answer,
+    ];
+    if fault.is(Planted::MarkerBeforeCache) {
+        steps.swap(0, 1);
+    }
+    if fault.is(Planted::AnsweredBeforeMarker) {
+        steps.insert(1, Step::Answer);
+    }
+    steps
+}
+
+/// The steps of a detach of generation `g`.
+pub fn detach(g: u64, fault: Fault) -> Vec<Step> {
+    let mut steps = vec![
+        Step::Destage,
+        Step::FlushStore,
+        Step::Holds(Holds::Clean(g)),
+        Step::Mark(Mark::Clean, g),
+    ];
+    if fault.is(Planted::CleanBeforeDrained) {
+        steps.rotate_right(1);
+    }
+    steps
+}
+
+/// The steps by which a volume of generation `g` is put aside with what is dirty.
+pub fn carry(cache: Uuid, g: u64) -> Vec<Step> {
+    vec![Step::FlushLog, Step::Holds(Holds::Carried(g)), Step::Mark(Mark::Carried(cache), g)]
+}
+
+/// The steps by which a volume that was put aside is taken up as generation `g`.
+pub fn take_up(cache: Uuid, g: u64, fault: Fault) -> Vec<Step> {
+    // A copy of the cache that was made meanwhile is void.
+    let marked = if fault.is(Planted::TakenUpUnraised) { g - 1 } else { g };
+    let holds =
+        if fault.is(Planted::TakenUpUnraised) { Holds::Open(g - 1) } else { Holds::TakingUp(g) };
+    let mut steps = vec![Step::Holds(holds)];
+    if !fault.is(Planted::TakenUpUnreplayed) {
+        steps.push(Step::Replay);
+    }
+    steps.extend([
+        Step::Mark(Mark::Dirty(cache), marked),
+        Step::Holds(Holds::Open(marked)),
+        Step::Answer,
+    ]);
+    steps
+}
+
+/// The steps by which a volume of generation `g` is recovered without its cache.
+pub fn recover(g: u64) -> Vec<Step> {
+    vec![Step::Replay, Step::Mark(Mark::Clean, g + 1), Step::EmptyJournal]
+}
