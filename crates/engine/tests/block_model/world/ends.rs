@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
+use larder_base::Words;
 use larder_engine::block::BlockShard;
 use larder_engine::block::node::maintenance::{Turn, Work};
 use larder_engine::block::node::ranged::Turns;
@@ -99,7 +100,11 @@ impl World {
         self.script.push(format!("{} kill", self.time));
         self.count();
         let words = match &self.returning.lasting {
-            Some(lasting) => lasting.survived().words,
+            Some(lasting) => {
+                let words = lasting.survived().words;
+                self.check_owned(&words);
+                words
+            }
             None => self.shards.iter().map(|s| s.map().snapshot()).collect(),
         };
         let survived = Survived { header: self.memory.borrow().snapshot(), words };
@@ -107,6 +112,15 @@ impl World {
         // Of a run without the device nothing outlives the process but what was there before it.
         let survived = if self.is_passed_by { self.passed_by.take() } else { Some(survived) };
         self.restart(survived);
+    }
+
+    /// A cache that is being taken back was killed: memory that is somebody's has no line of before.
+    fn check_owned(&mut self, words: &[(Words, Words)]) {
+        let is_owned = self.memory.borrow().snapshot().load(0) != 0;
+        let has_lines = |entries: &Words| (0..entries.len()).any(|at| entries.load(at) != 0);
+        if is_owned && words.iter().any(|(entries, _)| has_lines(entries)) {
+            self.fail("memory was owned before it was empty".to_owned());
+        }
     }
 
     pub(super) fn power_cut(&mut self) {
