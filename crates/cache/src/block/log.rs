@@ -11,12 +11,12 @@ use larder_engine::block::node;
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::maintenance::takeback::{Again, Anew, NotTakenBack};
 use larder_engine::block::node::maintenance::{
     AtNode, Effects, Left, Maintenance, Pace, Turn, Work,
 };
 use larder_engine::block::node::record::RecordedMaintenance;
 use larder_engine::block::node::round::{self, Rounds};
-use larder_engine::block::node::start::takeback::{Again, Anew, NotTakenBack};
 use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_format::block::BlockSuperblock;
@@ -287,7 +287,7 @@ impl LogThread {
         &self.cache
     }
 
-    /// The cache is used again: see [`take_back`](larder_engine::block::node::start::takeback::take_back).
+    /// The cache is used again: see [`take_back`](larder_engine::block::node::maintenance::takeback::take_back).
     ///
     /// # Errors
     /// Those of it.

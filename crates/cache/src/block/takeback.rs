@@ -1,6 +1,6 @@
 //! A cache that was given up is used again, without a stop: its device works again, and everything on it is forgotten.
 //!
-//! In which order is the engine's ([`takeback`](larder_engine::block::node::start::takeback)); here it is carried out, and it is said why not.
+//! In which order is the engine's ([`takeback`](larder_engine::block::node::maintenance::takeback)); here it is carried out, and it is said why not.
 
 use std::sync::atomic::Ordering;
 
@@ -9,9 +9,9 @@ use larder_engine::block::Fault;
 use larder_engine::block::map::Map;
 use larder_engine::block::node::attachment::Step;
 use larder_engine::block::node::flushes::LOCKED;
+use larder_engine::block::node::maintenance::takeback::{Again, Anew, NotTakenBack};
 use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::quiet::QUIET;
-use larder_engine::block::node::start::takeback::{Again, Anew, NotTakenBack};
 use larder_format::block::BlockSuperblock;
 
 use super::log::LogThread;

@@ -81,7 +81,7 @@ pub enum Step {
     },
     /// The superblock is changed durably: [`change`] with [`Attachment::is_anew`] and [`Attachment::apply`].
     Record,
-    /// A cache that was given up begins anew, on the thread of its log: [`take_back`](super::start::takeback::take_back).
+    /// A cache that was given up begins anew, on the thread of its log: [`take_back`](super::maintenance::takeback::take_back).
     Anew,
     /// What was decided is in force: the volume is served, is gone, or has its new size and place; who waits for a loss may be told of it; a store that was
     /// changed by others is told that nothing is cached of what it had. Who asked is answered behind it.

@@ -11,6 +11,7 @@ mod census;
 mod inbox;
 mod shards;
 mod stop;
+pub mod takeback;
 #[cfg(test)]
 mod tests;
 

@@ -22,7 +22,7 @@
 //!
 //! A device that is not there: [`without`].
 //!
-//! A cache that was given up is used again without a start: [`takeback`].
+//! A cache that was given up is used again without a start: [`takeback`](super::maintenance::takeback).
 //!
 //! **A device that fails** before the end leaves a run without a cache. Volumes change meanwhile, so it is noted first that nothing on
 //! the device may be used again; then the memory is disowned, and the superblock loses its volumes if the device takes it.
@@ -31,7 +31,6 @@ mod durable;
 pub mod memory;
 pub mod places;
 mod table;
-pub mod takeback;
 #[cfg(test)]
 mod tests;
 pub mod without;

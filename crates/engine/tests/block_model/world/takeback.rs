@@ -6,9 +6,9 @@ use larder_engine::block::OpId;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Shape};
 use larder_engine::block::node::attachment::Step;
+use larder_engine::block::node::maintenance::takeback::{Again, Anew, NotTakenBack};
 use larder_engine::block::node::operator::{Ask, Operation};
 use larder_engine::block::node::start::memory::clear;
-use larder_engine::block::node::start::takeback::{Again, Anew, NotTakenBack};
 use larder_format::block::BlockSuperblock;
 use larder_policy::block::EvictionBy;
 

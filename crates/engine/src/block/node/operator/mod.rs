@@ -143,7 +143,7 @@ impl Operation {
         Operation { timeout: Some(DISTRUST), ..Operation::of(id, shards, steps) }
     }
 
-    /// A cache that was given up is taken back, in the order of [`takeback`](super::start::takeback). Who asks keeps volumes from coming, going and
+    /// A cache that was given up is taken back, in the order of [`takeback`](super::maintenance::takeback). Who asks keeps volumes from coming, going and
     /// growing meanwhile.
     pub fn take_back(id: OpId, shards: u32, layout: &Layout, fault: Fault) -> Operation {
         let (first, last) = (LineId(0), LineId(layout.space_lines() - 1));

@@ -21,9 +21,11 @@ use crate::block::node::charged::{Charged, Charges};
 use crate::block::node::event::ShardIo;
 use crate::block::node::failing::FlashError;
 use crate::block::node::limits::Limits;
+use crate::block::node::maintenance::takeback::{
+    Again as TakenBack, Anew, NotTakenBack, take_back,
+};
 use crate::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
 use crate::block::node::record::{end_code, end_words, take_end};
-use crate::block::node::start::takeback::{Again as TakenBack, Anew, NotTakenBack, take_back};
 use crate::block::record::digest::Digest;
 use crate::block::record::log::{Heard, Noting, Told};
 use crate::block::record::tape::unknown;

@@ -7,7 +7,7 @@ use super::memory::HEADER_WORDS;
 use super::*;
 use crate::block::map::Replacement;
 use crate::block::node::limits::Limits;
-use crate::block::node::maintenance::{Maintenance, Pace};
+use crate::block::node::maintenance::{Maintenance, Pace, takeback};
 use crate::block::node::setup;
 use crate::block::{GroupId, LineId, LogShards, MapRecord, Sum, WriteMode};
 

@@ -24,8 +24,8 @@ use super::super::super::map::Map;
 use super::super::super::record::RecordedLog;
 use super::super::super::{Fault, Planted};
 use super::super::charged::{Charged, Charges};
-use super::super::maintenance::Maintenance;
-use super::next_epoch;
+use super::super::start::next_epoch;
+use super::Maintenance;
 
 /// Why a cache that was given up is not taken back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,10 +57,10 @@ pub trait Anew {
     fn begin_anew(&mut self, shard: u32, map: Map) -> bool;
     /// `BlockShard::disable`.
     fn disable(&mut self, shard: u32);
-    /// The memory is [owned](super::memory::Memory::own).
+    /// The memory is [owned](super::super::start::memory::Memory::own).
     fn own(&mut self, superblock: &BlockSuperblock);
     /// The cache is in use: nothing is in it, of any volume, and why it was to be given up before does not matter any more (as
-    /// [`Inbox::resumed`](super::super::maintenance::Inbox::resumed)).
+    /// [`Inbox::resumed`](super::Inbox::resumed)).
     fn in_force(&mut self);
     /// The note goes that nothing on the device may be used.
     fn forget(&mut self);
