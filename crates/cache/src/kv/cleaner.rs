@@ -258,10 +258,9 @@ impl Core {
             capture.finish();
         }
         if let (Some(flash), Some(maintenance)) = (self.flash(), &mut maintenance) {
-            maintenance.drain(now, &self.node, &mut Disk(Some(flash)));
-            self.write_down(flash, maintenance, now);
+            return self.write_down(flash, maintenance, now);
         }
-        // After the checkpoint: it must not take the room that the checkpoint needs.
+        // Without flash, or when its thread has died.
         if !self.save_memory(now) && self.flash().is_none() {
             let lost = self.node.dram_objects();
             tracing::info!("without flash nothing is kept: {lost} objects in DRAM are lost");

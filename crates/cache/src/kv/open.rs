@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use larder_base::lock::Threads;
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
 use larder_engine::kv::node::start::{
-    Drawn, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks, Warmth,
+    Closed, Drawn, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks, Warmth,
 };
 use larder_engine::kv::node::{
     self, AdmissionNeed, AtRest, LogStart, Maintenance, Node, Plan, StateIo, defaults,
 };
 use larder_engine::kv::record::{AppsSetup, RunSetup};
-use larder_engine::kv::{ClockMode, FlashGeometry};
+use larder_engine::kv::{ClockMode, FlashGeometry, IoFailed, SegmentIo};
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
 use larder_format::superblock::choose;
 use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
@@ -487,11 +487,21 @@ impl StartIo for Durable<'_> {
 
 /// What a stop with flash makes durable.
 struct Closing<'a> {
+    core: &'a Core,
     disk: Disk<'a>,
     flash: &'a Flash,
     superblocks: &'a mut Superblocks,
-    at: UnixSecs,
-    hurry: &'a AtomicBool,
+    now: Now,
+}
+
+impl SegmentIo for Closing<'_> {
+    type Buffer = AlignedBuf;
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.disk.write(segment, bytes)
+    }
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        self.disk.read(segment, bytes)
+    }
 }
 
 impl StateIo for Closing<'_> {
@@ -513,7 +523,7 @@ impl StopIo for Closing<'_> {
             return (Err(why.to_owned()), 0);
         }
         let (dir, geometry) = (&self.flash.dir, &self.flash.geometry);
-        let mut writing = Writing { at: self.at, hurry: self.hurry, bytes: 0 };
+        let mut writing = Writing { at: self.now.wall, hurry: &self.core.hurry, bytes: 0 };
         let (indexes, apps) = (&rest.indexes, rest.apps);
         let current = self.superblocks.current();
         let written = write_checkpoint(dir, current, geometry, &mut writing, table, indexes, apps);
@@ -527,6 +537,13 @@ impl StopIo for Closing<'_> {
 
     fn release(&mut self) {
         self.flash.region.release();
+    }
+
+    fn keep_dram(&mut self, closed: Option<&Closed>) {
+        if let Some(closed) = closed {
+            self.core.say_closed(closed);
+        }
+        self.core.save_memory(self.now);
     }
 }
 
@@ -769,7 +786,7 @@ fn store(
 }
 
 impl Core {
-    /// After the last request: checkpoint, superblock of a clean stop, what the budget must remember.
+    /// After the last request, of a cache with flash: everything becomes durable, in the engine's order.
     pub(super) fn write_down(
         &self,
         flash: &Flash,
@@ -778,16 +795,13 @@ impl Core {
     ) {
         let mut superblocks = locked(&flash.superblock);
         let current = superblocks.current().clone();
-        let mut closing = Closing {
-            disk: Disk(Some(flash)),
-            flash,
-            superblocks: &mut superblocks,
-            at: now.wall,
-            hurry: &self.hurry,
-        };
-        let Some(closed) = maintenance.close(now, &self.node, &current, &mut closing) else {
-            return;
-        };
+        let disk = Disk(Some(flash));
+        let mut closing = Closing { core: self, disk, flash, superblocks: &mut superblocks, now };
+        maintenance.stop(now, &self.node, &current, &mut closing);
+    }
+
+    /// Says what the flash has come to.
+    fn say_closed(&self, closed: &Closed) {
         let (kept, lost) = (closed.on_flash, closed.in_dram);
         // What becomes of them with a memory file is said when it is known.
         let in_dram = match self.memory_file {
@@ -795,7 +809,7 @@ impl Core {
             None if kept > 0 => format!("; {lost} in DRAM alone are lost"),
             None => format!(": {lost} objects in DRAM are lost"),
         };
-        match closed.checkpoint {
+        match &closed.checkpoint {
             Ok(()) => {
                 if kept > 0 {
                     tracing::info!(

@@ -8,12 +8,12 @@ use larder_base::lock::Single;
 use larder_base::{HashKey, Killed, Nanos, Now, Rng, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::start::{
-    BINDING_WORDS, DramKeeper, Drawn, FlashFound, LATEST, Left, NoteFile, RunNote, Shape, StartIo,
-    StopIo, Superblocks, Warmth,
+    BINDING_WORDS, Closed, DramKeeper, Drawn, FlashFound, LATEST, Left, NoteFile, RunNote, Shape,
+    StartIo, StopIo, Superblocks, Warmth,
 };
 use larder_engine::kv::node::{AtRest, Maintenance, Node, StateIo};
 use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
-use larder_engine::kv::{IoFailed, Saved, SegmentTable};
+use larder_engine::kv::{IoFailed, Saved, SegmentIo, SegmentTable};
 use larder_format::{Geometry, Superblock, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
@@ -320,6 +320,7 @@ impl Machine {
 }
 
 struct Stopping<'a> {
+    node: &'a Node<Single>,
     machine: &'a mut Machine,
     disk: &'a mut Disk,
     now: Now,
@@ -333,9 +334,20 @@ impl StateIo for Stopping<'_> {
     fn keep_budget(&mut self, _: BudgetState) {}
 }
 
+impl SegmentIo for Stopping<'_> {
+    type Buffer = Vec<u8>;
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.disk.write(segment, bytes)
+    }
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        self.disk.read(segment, bytes)
+    }
+}
+
 impl StopIo for Stopping<'_> {
+    /// Some stops come to no checkpoint.
     fn sync(&mut self) -> Result<(), String> {
-        if self.disk.fails() { Err("a fault".to_owned()) } else { Ok(()) }
+        if !self.rng.chance(0.7) || self.disk.fails() { Err("a fault".to_owned()) } else { Ok(()) }
     }
     fn write_checkpoint(&mut self, table: &Words, rest: &AtRest<'_>) -> (Result<(), String>, u64) {
         if self.disk.fails() {
@@ -354,20 +366,26 @@ impl StopIo for Stopping<'_> {
     fn release(&mut self) {
         self.machine.lose_memory();
     }
+    /// Some are cut off before what is in DRAM is kept.
+    fn keep_dram(&mut self, _: Option<&Closed>) {
+        if self.rng.chance(0.8) {
+            self.machine.keep(self.node, self.now, self.rng);
+        }
+    }
 }
 
-/// Stops in good order, with a checkpoint if nothing goes wrong. Whether there is one.
-pub(super) fn close(
+/// Stops in good order, with a checkpoint if nothing goes wrong.
+pub(super) fn stop(
     node: &Node<Single>,
     maintenance: &mut Maintenance<Vec<u8>>,
     machine: &mut Machine,
     disk: &mut Disk,
     now: Now,
     rng: &mut Rng,
-) -> bool {
+) {
     let current = machine.superblock().clone();
-    let mut io = Stopping { machine, disk, now, rng };
-    maintenance.close(now, node, &current, &mut io).is_some_and(|closed| closed.checkpoint.is_ok())
+    let mut io = Stopping { node, machine, disk, now, rng };
+    maintenance.stop(now, node, &current, &mut io);
 }
 
 /// What a start has made, and how many entries it has kept of the index.

@@ -24,7 +24,7 @@ use crate::dram::{Back, MemoryFiles};
 use crate::heads::Pages;
 use crate::model::{Model, Version, number};
 use crate::seen::Seen;
-use crate::starts::{Directory, Kept, Machine, NotStarted, close};
+use crate::starts::{Directory, Kept, Machine, NotStarted, stop};
 
 pub(super) const SHARDS: usize = 2;
 pub(super) const SEGMENTS: u16 = 8;
@@ -824,16 +824,8 @@ impl World {
 
     /// Stops in good order and comes back with what was in DRAM, or with a part of it: nothing but the place may differ.
     fn stop_and_start(&mut self) -> Result<(), String> {
-        let World { node, maintenance, disk, machine, now, .. } = self;
-        let io = &mut Io { disk, names: &mut machine.directory.names };
-        maintenance.drain(*now, node, io);
         let World { node, maintenance, machine, disk, now, rng, .. } = self;
-        if rng.chance(0.7) {
-            close(node, maintenance, machine, disk, *now, rng);
-        }
-        if rng.chance(0.8) {
-            machine.keep(node, *now, rng);
-        }
+        stop(node, maintenance, machine, disk, *now, rng);
         if rng.chance(0.1) {
             machine.memory.rot(rng);
         }

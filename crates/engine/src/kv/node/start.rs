@@ -9,8 +9,8 @@
 //! *owned* by it; then the old checkpoint goes. Nobody is answered before the end. A kill at any point leaves memory whose announced or
 //! owning run is the one that directory and superblock name, which the next start goes on with, or a cold start.
 //!
-//! Order of a stop: segments are durable, then the checkpoint, then the superblock says that the stop was clean, then the memory is
-//! given back. The host reads and writes the bytes. Of the superblock there are two copies: [`Superblocks`]. What a directory says of
+//! Order of a stop ([`Maintenance::stop`]): segments are durable, then the checkpoint, then the superblock says that the stop was clean,
+//! then the memory is given back; then what is in DRAM is kept. The host reads and writes the bytes. Of the superblock there are two copies: [`Superblocks`]. What a directory says of
 //! runs is [`RunNote`]; what was in DRAM comes back by a [`Claim`] and is kept by a [`DramKeeper`].
 //!
 //! ```text
@@ -32,7 +32,7 @@ use super::node::{AtRest, Node};
 use super::plan::{AdmissionNeed, Plan, PlanError, REGION_HEADER};
 use crate::dram::ObjectMemory;
 use crate::index::FlashIndex;
-use crate::kv::log::SegmentTable;
+use crate::kv::log::{SegmentIo, SegmentTable};
 use crate::kv::planted::Planted;
 pub use begun::{Begun, Drawn, StartIo};
 pub use dram::{
@@ -290,6 +290,8 @@ pub trait StopIo: StateIo {
     fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String>;
     /// The memory goes back to the machine: the checkpoint holds all of it.
     fn release(&mut self);
+    /// What is in DRAM is kept, if there is a memory file. `closed` is what the flash has come to.
+    fn keep_dram(&mut self, closed: Option<&Closed>);
 }
 
 /// What a stop came to.
@@ -305,8 +307,22 @@ pub struct Closed {
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
     /// After the last request: what is staged is written ([`Maintenance::drain`]), then the checkpoint, then the superblock of a clean
-    /// stop. `current` is the superblock of this run. `None` without flash.
-    pub fn close<L: LockKind, M: ObjectMemory>(
+    /// stop; the memory goes back, and what is in DRAM is kept. That comes last: it must not take the room that the checkpoint needs.
+    /// `current` is the superblock of this run.
+    pub fn stop<L: LockKind, M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        node: &Node<L, M>,
+        current: &Superblock,
+        io: &mut (impl SegmentIo + StopIo),
+    ) {
+        self.drain(now, node, io);
+        let closed = self.close(now, node, current, io);
+        io.keep_dram(closed.as_ref());
+    }
+
+    /// The checkpoint, then the superblock of a clean stop. `None` without flash.
+    fn close<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
