@@ -1,20 +1,21 @@
-//! Volumes come and go while the cache serves: what the engine's machine asks for meanwhile is done here.
+//! Volumes come and go while the cache serves: what is planned, and what is said of it. What each step does is the engine's, over [`steps`](super::steps).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
-use larder_engine::block::node::attachment::{Attachment, Step};
-use larder_engine::block::node::operator::Operation;
+use larder_engine::block::Fault;
+use larder_engine::block::node::attachment::Attachment;
+use larder_engine::block::node::operator::steps::Waits;
+use larder_engine::block::node::operator::{NotDone, Operation};
 use larder_engine::block::node::start::places::{Comer, NoPlace};
 use larder_engine::block::volumes::Found;
-use larder_engine::block::{Fault, LineId};
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
-use super::log::LogThread;
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
-use super::{Core, Mailbox, locked};
+use super::steps::At;
+use super::{Core, Mailbox};
 use crate::block::volume::Volume;
 
 /// How far a detach is.
@@ -86,69 +87,26 @@ impl Core {
         let Some((decided, taken)) = comes else { return without() };
         let id = self.node_limits.next_id();
         let attached = Attached::new(volume, id, &taken.volume, &superblock, &self.config)?;
-        let (mut durable, mut overtaken) = (false, false);
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let done = self.carry(&mut operation, &mut || true, &mut |operation, step| {
-            match step {
-                Step::Store => {
-                    attached.make_durable()?;
-                    // That may have taken long. Lines that are another volume's by now are not waited for, nor dropped.
-                    let change = operation.change();
-                    let holds = move |log: &mut LogThread| {
-                        log.line_space().is_none_or(|sb| change.apply(&mut sb.clone()))
-                    };
-                    overtaken = !self.on_log(holds)?;
-                    if overtaken {
-                        return Ok(false);
-                    }
-                }
-                Step::Record => {
-                    let (decided, comes) = (decided.clone(), attached.clone());
-                    let with = move |log: &mut LogThread, applied: bool, durable: bool| {
-                        if applied && durable {
-                            let (coming, outcome) = (&decided.coming, &decided.outcome);
-                            log.cache().record_arrival(coming, outcome, Some(&comes));
-                        }
-                    };
-                    let (applied, is_durable) = self.record_change_with(operation, with)?;
-                    (durable, overtaken) = (is_durable, !applied);
-                    return Ok(applied);
-                }
-                Step::InForce => {
-                    // Without a cache too: its lines, of which none is cached, are what changes exclude each other by.
-                    self.admit_volume(attached.clone());
-                }
-                _ => {}
+        let mut io = At { core: self, of: attached, go_on: &mut |_| true };
+        match self.carry_over(&mut operation, &mut io, Operation::attach_step)? {
+            Ok(()) => {}
+            Err(NotDone::Overtaken) => return Ok(None),
+            Err(_) => {
+                let reason =
+                    "requests for the lines that it would have do not end: try again".to_owned();
+                return Err(CacheError::Volume { name, reason });
             }
-            operation.done();
-            Ok(true)
-        })?;
-        if overtaken {
-            return Ok(None);
-        }
-        if !done {
-            let reason =
-                "requests for the lines that it would have do not end: try again".to_owned();
-            return Err(CacheError::Volume { name, reason });
         }
         open::say_cold(&decided);
-        if !durable {
+        if !operation.is_recorded() {
             return without();
         }
         Ok(Some(match taken.found {
             Found::Warm if !given_up => Ok(()),
             _ => Err(decided.cold.unwrap_or("it is new to this cache").to_owned()),
         }))
-    }
-
-    fn admit_volume(&self, attached: Arc<Attached>) {
-        let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
-        volumes.insert(attached.name.clone(), attached.clone());
-        // Others come and go meanwhile: the later list must be the later one here too.
-        self.node_limits.set_volumes(volumes.values().cloned().collect());
-        drop(volumes);
-        self.restore_selection(&[attached]);
     }
 
     /// A volume that is served without the cache goes, when the last of its clients has gone: there is nothing to put aside. `go_on` hears
@@ -201,73 +159,19 @@ impl Core {
         }
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        // Both who waits for lines and who does a step ask it.
-        let go_on = std::cell::RefCell::new(go_on);
-        let hears = |how| (go_on.borrow_mut())(how);
-        let gone = self.carry(
-            &mut operation,
-            &mut || hears(Detaching::Draining),
-            &mut |operation, step| {
-                match step {
-                    Step::Clients if !self.await_clients(&volume, &mut |how| hears(how)) => {
-                        return Ok(false);
-                    }
-                    Step::Close => volume.close(),
-                    Step::Bits { first, last } => {
-                        self.settle_losses(&attached, &mut || hears(Detaching::Draining));
-                        let left = self.on_log(move |log| log.hurry(first, last))?;
-                        // It is closed already: asked to stop, it only waits no longer for what is not durable yet.
-                        let waits =
-                            self.is_enabled() && (left == 0 || hears(Detaching::Durable(left)));
-                        operation.bits(self.now(), left, waits);
-                        return Ok(true);
-                    }
-                    Step::Record => {
-                        operation.known_by(attached.identity());
-                        let (of, stretch) = (attached.clone(), (record.first_group, record.groups));
-                        let all = operation.way().is_some_and(Attachment::is_durable);
-                        let with = move |log: &mut LogThread, applied: bool, durable: bool| {
-                            log.forget_store(of.id);
-                            if durable {
-                                let stretch = applied.then_some(stretch);
-                                log.cache().record_departure(&of.name, all, stretch);
-                            }
-                        };
-                        self.record_change_with(operation, with)?;
-                        return Ok(true);
-                    }
-                    Step::InForce => self.forget_attached(&attached),
-                    _ => {}
-                }
-                operation.done();
-                Ok(true)
-            },
-        );
-        // (Where it fails nothing was recorded: it is in use as before.)
-        if !matches!(gone, Ok(true)) {
-            volume.reopen();
+        let mut hears = |waits| {
+            go_on(match waits {
+                Waits::Clients(clients) => Detaching::Clients(clients),
+                Waits::Lines => Detaching::Draining,
+                Waits::Bits(left) => Detaching::Durable(left),
+            })
+        };
+        let mut io = At { core: self, of: attached, go_on: &mut hears };
+        let gone = self.carry_over(&mut operation, &mut io, Operation::detach_step);
+        if !matches!(gone, Ok(Ok(()))) {
+            operation.detach_given_up(&mut io);
         }
-        if !gone? {
-            return Ok(None);
-        }
-        Ok(operation.way().map(Attachment::is_durable))
-    }
-
-    /// A volume is attached no more.
-    fn forget_attached(&self, attached: &Arc<Attached>) {
-        let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
-        volumes.remove(&attached.name);
-        locked(&self.retired).add(attached);
-        self.node_limits.set_volumes(volumes.values().cloned().collect());
-        drop(volumes);
-        // Selections are removed by the volume's number and kept by its name: they apply again when it comes back.
-        let selecting = locked(&self.node_limits.selecting);
-        self.node_limits.select(|selection| selection.remove_volume(attached.id));
-        drop(selecting);
-        locked(&attached.admission).end_recording();
-        // Its sessions go, with the workers' and this one.
-        *locked(&attached.backing) = None;
-        self.let_go_of_closed();
+        Ok(gone?.ok().and_then(|()| operation.way().map(Attachment::is_durable)))
     }
 
     /// Has workers let go of the stores of volumes that are closed.
@@ -311,27 +215,18 @@ impl Core {
         }
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let done = self.carry(&mut operation, go_on, &mut |operation, step| {
-            match step {
-                Step::Record => {
-                    let (_, durable) = self.record_change(operation)?;
-                    let gone = || fail("the cache device failed, and the cache was given up");
-                    return durable.then_some(true).ok_or_else(gone);
-                }
-                Step::InForce => self.forget_selection(name)?,
-                _ => {}
+        let mut io = At { core: self, of: name, go_on: &mut |_| go_on() };
+        match self.carry_over(&mut operation, &mut io, Operation::forget_step)? {
+            Ok(()) => Ok(Some(operation.dropped())),
+            Err(NotDone::Overtaken) => Err(fail(OVERTAKEN)),
+            Err(NotDone::GivenUp) => {
+                Err(fail("the cache device failed, and the cache was given up"))
             }
-            operation.done();
-            Ok(true)
-        })?;
-        Ok(done.then_some(operation.dropped()))
+            Err(NotDone::Unwanted | NotDone::Late) => Ok(None),
+        }
     }
 
     pub(super) fn group_bytes(&self) -> u64 {
         u64::from(self.layout.line) * larder_format::block::layout::GROUP_LINES
-    }
-
-    pub(super) fn region(&self, line: LineId) -> u32 {
-        (line.group().0 / self.layout.region_groups) as u32
     }
 }

@@ -1,12 +1,78 @@
 //! What a store is no longer trusted with: its server may have lost writes that it had answered, or somebody else has changed it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use larder_engine::block::node::attachment::Step;
 use larder_engine::block::node::operator::Operation;
+use larder_engine::block::node::operator::distrust::{ChangedIo, LossesIo};
+use larder_format::block::Layout;
 
 use super::attached::Attached;
+use super::open::CacheError;
+use super::steps::{About, At};
 use super::{Core, Mailbox, locked};
+
+/// A volume whose store is distrusted.
+struct Distrusted<'a> {
+    volume: &'a Attached,
+    /// Where it lay when that began.
+    base: u64,
+    /// Changes by others that its store knew of then.
+    changes: u64,
+}
+
+impl About for Distrusted<'_> {
+    fn attached(&self) -> Option<Arc<Attached>> {
+        None
+    }
+}
+
+impl LossesIo for At<'_, Distrusted<'_>> {
+    fn layout(&self) -> Layout {
+        self.core.layout
+    }
+
+    fn is_there(&mut self) -> bool {
+        self.of.volume.base() == self.of.base
+    }
+
+    fn losses(&mut self) -> u64 {
+        self.of.volume.volume().backing().losses()
+    }
+
+    fn unflushed(&mut self, (first, last): (u32, u32)) -> Result<Vec<(u32, u32)>, CacheError> {
+        self.core.on_log(move |log| log.unflushed(first, last))
+    }
+
+    fn settle(&mut self, losses: u64, dropped: u64) {
+        let volume = self.of.volume.volume();
+        volume.settle(losses);
+        tracing::error!(
+            "volume '{}': its store may have lost writes that it had answered and not made durable: the next flush \
+             of every client fails, and {dropped} lines that may hold such writes are dropped",
+            volume.name()
+        );
+        // Answers wait for it.
+        self.core.mailboxes.iter().for_each(Mailbox::wake);
+    }
+}
+
+impl ChangedIo for At<'_, Distrusted<'_>> {
+    fn say_dropped(&mut self, dropped: u64) {
+        tracing::warn!(
+            "volume '{}': {dropped} lines are dropped: its store was changed by something else",
+            self.of.volume.name
+        );
+    }
+
+    fn accounted(&mut self, durable: bool) {
+        let Distrusted { volume, changes, .. } = self.of;
+        volume.accounted.store(changes, Ordering::Relaxed);
+        if durable {
+            volume.volume().backing().accounted(changes);
+        }
+    }
+}
 
 impl Core {
     /// Whether work on a volume that nobody has asked for is to go on.
@@ -26,30 +92,13 @@ impl Core {
         if changes == volume.accounted.load(Ordering::Relaxed) {
             return;
         }
-        let lines = self.lines_of(volume.base(), volume.bytes());
+        let base = volume.base();
         let (id, shards) = self.next_operation();
-        let mut operation = Operation::changed(id, shards, lines);
-        let mut durable = false;
-        // Who does not answer is asked again another time: until the store is told, its notes say that nothing is proved.
-        let _ = self.carry(&mut operation, &mut || self.goes_on(volume), &mut |operation, step| {
-            match step {
-                // Lines must not come back, not even after a power cut in the next moment, nor those that were evicted lately.
-                Step::Record => {
-                    let dropped = operation.dropped();
-                    tracing::warn!(
-                        "volume '{}': {dropped} lines are dropped: its store was changed by something else",
-                        volume.name
-                    );
-                    durable = self.record_change(operation)?.1;
-                    volume.accounted.store(changes, Ordering::Relaxed);
-                    return Ok(true);
-                }
-                Step::InForce if durable => volume.volume().backing().accounted(changes),
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
-        });
+        let mut operation = Operation::changed(id, shards, self.lines_of(base, volume.bytes()));
+        let of = Distrusted { volume, base, changes };
+        let mut io = At { core: self, of, go_on: &mut |_| self.goes_on(volume) };
+        // Who does not answer is asked again another time.
+        let _ = self.carry_over(&mut operation, &mut io, Operation::changed_step);
     }
 
     /// If a volume's store may have lost writes that it had answered, drops the lines that may hold them: of all regions that were
@@ -60,39 +109,12 @@ impl Core {
             return true;
         }
         let base = volume.base();
-        let (first, last) = self.lines_of(base, volume.bytes());
-        let regions = (self.region(first), self.region(last));
         let (id, shards) = self.next_operation();
-        let mut operation = Operation::losses(id, shards, (first, last));
-        let mut losses = 0;
-        let done = self.carry(&mut operation, go_on, &mut |operation, step| {
-            match step {
-                // It has moved: these lines are not its own any more. (While they are given it cannot.)
-                Step::Losses { .. } if volume.base() != base => return Ok(false),
-                Step::Losses { .. } => {
-                    losses = volume.volume().backing().losses();
-                    let runs = self.on_log(move |log| log.unflushed(regions.0, regions.1))?;
-                    operation.unflushed(&runs, &self.layout);
-                    return Ok(true);
-                }
-                Step::InForce => {
-                    let dropped = operation.dropped();
-                    // A power cut does not bring them back: the regions keep their bits until they are flushed, and the log has it by then.
-                    volume.volume().settle(losses);
-                    tracing::error!(
-                        "volume '{}': its store may have lost writes that it had answered and not made durable: the next flush \
-                         of every client fails, and {dropped} lines that may hold such writes are dropped",
-                        volume.name
-                    );
-                    // Answers wait for it.
-                    self.mailboxes.iter().for_each(Mailbox::wake);
-                }
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
-        });
-        matches!(done, Ok(true))
+        let mut operation = Operation::losses(id, shards, self.lines_of(base, volume.bytes()));
+        let of = Distrusted { volume, base, changes: 0 };
+        let mut io = At { core: self, of, go_on: &mut |_| go_on() };
+        let done = self.carry_over(&mut operation, &mut io, Operation::losses_step);
+        matches!(done, Ok(Ok(())))
     }
 
     /// The same now and then: as soon as somebody waits for it, or the store is there. While it is not, operations wait for it, and

@@ -2,40 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use larder_engine::block::node::attachment::{Attachment, DRAIN, Step};
-use larder_engine::block::node::operator::Operation;
-use larder_engine::block::volumes::{CannotGrow, Growth, room_to_grow};
+use larder_engine::block::node::attachment::{Attachment, DRAIN};
+use larder_engine::block::node::operator::{NotDone, Operation};
+use larder_engine::block::volumes::{CannotGrow, room_to_grow};
 
+use super::Core;
 use super::attached::Attached;
-use super::log::LogThread;
 use super::open::CacheError;
 use super::operators::OVERTAKEN;
-use super::{Core, Mailbox};
-
-/// Between two looks whether they have ended.
-const GLANCE: Duration = Duration::from_millis(1);
-
-/// A volume's gate is closed as long as it lives.
-struct Closed<'a> {
-    cache: &'a Core,
-    volume: &'a Attached,
-}
-
-impl<'a> Closed<'a> {
-    fn new(cache: &'a Core, volume: &'a Attached) -> Closed<'a> {
-        volume.gate.close();
-        Closed { cache, volume }
-    }
-}
-
-impl Drop for Closed<'_> {
-    fn drop(&mut self) {
-        self.volume.gate.open();
-        self.cache.mailboxes.iter().for_each(Mailbox::wake);
-    }
-}
+use super::steps::At;
 
 impl Core {
     fn cannot_grow(&self, name: &str, bytes: u64, why: CannotGrow) -> CacheError {
@@ -86,14 +62,14 @@ impl Core {
         let (record, growth) = planned.ok_or_else(|| self.no_volume(name))?;
         let attachment = Attachment::grow(&record, growth, bytes, &self.layout);
         if growth.moves_from.is_none() {
-            self.carry_growth(&volume, bytes, growth, attachment)?;
+            self.carry_growth(&volume, attachment)?;
             return Ok(false);
         }
         if self.node_limits.prefetching.swap(true, Ordering::SeqCst) {
             let reason = "another volume lies right behind it, so that it must move, and something is prefetched or another volume moves: wait for that to end";
             return Err(CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() });
         }
-        let outcome = self.carry_growth(&volume, bytes, growth, attachment);
+        let outcome = self.carry_growth(&volume, attachment);
         self.node_limits.prefetching.store(false, Ordering::SeqCst);
         outcome.map(|()| true)
     }
@@ -101,8 +77,6 @@ impl Core {
     fn carry_growth(
         &self,
         volume: &Arc<Attached>,
-        bytes: u64,
-        growth: Growth,
         attachment: Attachment,
     ) -> Result<(), CacheError> {
         let fail = |reason: String| CacheError::Volume { name: volume.name.clone(), reason };
@@ -113,59 +87,19 @@ impl Core {
                 DRAIN.0 / 1_000_000_000
             ))
         };
-        let moves = growth.moves_from.is_some();
-        let until = Instant::now() + Duration::from_nanos(DRAIN.0);
-        // As long as it must, nobody works on the volume: what was asked has ended, what is asked waits.
-        let mut closed = None;
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let grown = self.carry(&mut operation, &mut || true, &mut |operation, step| {
-            match step {
-                Step::Hold => {
-                    closed = Some(Closed::new(self, volume));
-                    while !volume.gate.is_empty() {
-                        if Instant::now() >= until {
-                            return Ok(false);
-                        }
-                        self.pause(GLANCE);
-                    }
-                }
-                Step::Store => operation.known_by(self.identity_of_grown(volume)?),
-                Step::Bits { first, last } => {
-                    let left = self.on_log(move |log| log.hurry(first, last))?;
-                    operation.bits(self.now(), left, self.is_enabled());
-                    return Ok(true);
-                }
-                Step::Record => {
-                    let name = volume.name.clone();
-                    let with = move |log: &mut LogThread, applied: bool, durable: bool| {
-                        let outcome = applied.then_some(growth).ok_or(CannotGrow::Unknown);
-                        if durable {
-                            log.cache().record_growth(&name, bytes, &outcome);
-                        }
-                    };
-                    let (applied, _) = self.record_change_with(operation, with)?;
-                    let overtaken = || fail(OVERTAKEN.to_owned());
-                    return applied.then_some(true).ok_or_else(overtaken);
-                }
-                Step::InForce => {
-                    if moves {
-                        self.node_limits.moved(volume, growth.first_group * self.group_bytes());
-                        volume.account.set(0);
-                    }
-                    volume.set_bytes(bytes);
-                    self.node_limits.select(|_| ());
-                }
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
-        })?;
-        if !grown {
-            return Err(late());
+        let mut io = At { core: self, of: volume.clone(), go_on: &mut |_| true };
+        let grown = self.carry_over(&mut operation, &mut io, Operation::grow_step);
+        if !matches!(grown, Ok(Ok(()))) {
+            operation.grow_given_up(&mut io);
         }
-        drop(closed);
-        if moves {
+        match grown? {
+            Ok(()) => {}
+            Err(NotDone::Overtaken) => return Err(fail(OVERTAKEN.to_owned())),
+            Err(_) => return Err(late()),
+        }
+        if operation.way().is_some_and(Attachment::moves) {
             tracing::warn!(
                 "volume '{}': another lies right behind it, so it has moved to grow: {} lines are dropped, and nothing of it is cached",
                 volume.name,
@@ -173,15 +107,5 @@ impl Core {
             );
         }
         Ok(())
-    }
-
-    /// What the store is known by, durable with what others have put there: it must not be forgotten by the store when it is
-    /// remembered here.
-    fn identity_of_grown(&self, volume: &Attached) -> Result<[u8; 64], CacheError> {
-        volume.make_durable()?;
-        let identity = volume.volume().backing().identity();
-        let identity = identity
-            .map_err(|e| CacheError::Volume { name: volume.name.clone(), reason: e.to_string() })?;
-        Ok(identity.encode())
     }
 }

@@ -15,6 +15,7 @@ use larder_engine::block::node::maintenance::takeback::{Again, Anew, NotTakenBac
 use larder_engine::block::node::maintenance::{
     AtNode, Effects, Left, Maintenance, Pace, Turn, Work,
 };
+use larder_engine::block::node::operator::steps::{Change, Recorded};
 use larder_engine::block::node::record::RecordedMaintenance;
 use larder_engine::block::node::round::{self, Rounds};
 use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
@@ -312,14 +313,10 @@ impl LogThread {
         self.machine.line_space()
     }
 
-    /// See [`Maintenance::change_superblock`].
-    pub(super) fn change_superblock(
-        &mut self,
-        anew: bool,
-        change: impl FnMut(&mut BlockSuperblock),
-    ) -> bool {
+    /// See [`Change::make`].
+    pub(super) fn make(&mut self, change: &Change) -> Recorded {
         let (now, machine, mut shards, mut io, fx) = parts!(self);
-        machine.change_superblock(now, anew, &mut shards, &mut io, fx, change)
+        change.make(machine, now, &mut shards, &mut io, fx)
     }
 
     /// See [`Maintenance::hurry`].

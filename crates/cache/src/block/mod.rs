@@ -66,6 +66,7 @@ mod select;
 pub mod service;
 mod shard;
 mod state_dir;
+mod steps;
 mod tables;
 mod takeback;
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! Operations go on beside each other; none holds a lock while it waits. Of what shards tell them each takes its own out of the one mailbox
 //! that all operators have.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_engine::block::node::attachment::Step;
-use larder_engine::block::node::operator::{Ask, Operation};
+use larder_engine::block::node::operator::steps::{OperatorIo, Waits};
+use larder_engine::block::node::operator::{Ask, NotDone, Operation};
 use larder_engine::block::{LineId, OpId};
 
 use super::attached::Attached;
@@ -22,8 +24,6 @@ use super::{Core, OP_BITS, Time, locked};
 
 /// Between two looks at what is waited for.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
-/// The same where bits are to go.
-const PAUSE: Duration = Duration::from_millis(20);
 /// The log's thread has so long to begin what it is asked for.
 const ANSWER: Duration = Duration::from_secs(60);
 /// The same at first where fills are waited for.
@@ -185,25 +185,63 @@ impl Core {
         go_on: &mut dyn FnMut() -> bool,
         act: &mut dyn FnMut(&mut Operation, Step) -> Result<bool, CacheError>,
     ) -> Result<bool, CacheError> {
+        let done = self.carry_by(operation, go_on, &mut |operation, step| {
+            let next = |goes_on| if goes_on { Ask::Again } else { Ask::GiveUp(NotDone::Unwanted) };
+            act(operation, step).map(next)
+        })?;
+        Ok(done.is_ok())
+    }
+
+    /// The same, where `step` says what is next.
+    ///
+    /// # Errors
+    /// Those of `step`.
+    pub(super) fn carry_by(
+        &self,
+        operation: &mut Operation,
+        go_on: &mut dyn FnMut() -> bool,
+        step: &mut dyn FnMut(&mut Operation, Step) -> Result<Ask, CacheError>,
+    ) -> Result<Result<(), NotDone>, CacheError> {
         let _at_work = AtWork::new(self, operation.id());
         let mut out = Out::default();
         loop {
-            let goes_on = match operation.next(self, self.now(), &mut out) {
-                Ask::Over => return Ok(true),
-                Ask::Again => Ok(true),
-                Ask::Pause => {
-                    self.pause(PAUSE);
-                    Ok(true)
-                }
-                Ask::Lines => Ok(self.await_lines(operation, go_on)),
-                Ask::Late => Ok(false),
-                Ask::Do(step) => act(operation, step),
+            let ask = match operation.next(self, self.now(), &mut out) {
+                Ask::Do(what) => step(operation, what),
+                ask => Ok(ask),
             };
-            if !matches!(goes_on, Ok(true)) {
-                operation.give_up(self, self.now(), &mut out);
-                return goes_on;
-            }
+            let why = match ask {
+                Ok(Ask::Over) => return Ok(Ok(())),
+                Ok(Ask::Again | Ask::Do(_)) => continue,
+                Ok(Ask::Pause(time)) => {
+                    self.pause(Duration::from_nanos(time.0));
+                    continue;
+                }
+                Ok(Ask::Lines) if self.await_lines(operation, go_on) => continue,
+                Ok(Ask::Lines) => Ok(Err(NotDone::Unwanted)),
+                Ok(Ask::GiveUp(why)) => Ok(Err(why)),
+                Err(error) => Err(error),
+            };
+            operation.give_up(self, self.now(), &mut out);
+            return why;
         }
+    }
+
+    /// The same of an operation whose steps `io` is asked for, as `step` does them.
+    ///
+    /// # Errors
+    /// Those of `io`.
+    pub(super) fn carry_over<I: OperatorIo<Error = CacheError>>(
+        &self,
+        operation: &mut Operation,
+        io: &mut I,
+        step: impl Fn(&mut Operation, Step, &mut I) -> Result<Ask, CacheError>,
+    ) -> Result<Result<(), NotDone>, CacheError> {
+        // Both who waits for lines and who does a step ask it.
+        let io = RefCell::new(io);
+        let go_on = &mut || io.borrow_mut().goes_on(Waits::Lines);
+        self.carry_by(operation, go_on, &mut |operation, what| {
+            step(operation, what, *io.borrow_mut())
+        })
     }
 
     /// Waits a while for a shard to give an operation its lines. False if `go_on` has said no, or it would wait in vain.
@@ -303,39 +341,6 @@ impl Core {
         let mut operation = Operation::drop_lines(id, shards, lines);
         let done = self.carry(&mut operation, go_on, &mut |_, _| Ok(true))?;
         Ok(done.then_some(operation.dropped()))
-    }
-
-    /// The step of an operation that changes the superblock. Returns whether the volume was as it was when this was planned, and whether the change is
-    /// durable: not where the cache is given up.
-    ///
-    /// # Errors
-    /// When the log's thread does not answer.
-    pub(super) fn record_change(
-        &self,
-        operation: &mut Operation,
-    ) -> Result<(bool, bool), CacheError> {
-        self.record_change_with(operation, |_, _, _| ())
-    }
-
-    /// The same. What goes with the change is done before anybody else can make one: it is told both.
-    pub(super) fn record_change_with(
-        &self,
-        operation: &mut Operation,
-        with: impl FnOnce(&mut LogThread, bool, bool) + Send + 'static,
-    ) -> Result<(bool, bool), CacheError> {
-        let change = operation.change();
-        let recorded = self.on_log(move |log| {
-            let mut applied = false;
-            // (Without a cache, too, each volume has its place, in memory.)
-            let durable = log.change_superblock(change.is_anew(), |sb| applied = change.apply(sb));
-            if let Some(superblock) = log.line_space() {
-                log.cache().follow_superblock(superblock);
-            }
-            with(log, applied, durable);
-            (applied, durable)
-        })?;
-        operation.done();
-        Ok(recorded)
     }
 }
 

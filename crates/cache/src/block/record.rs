@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use larder_engine::block::BlockConfig;
 use larder_engine::block::node;
+use larder_engine::block::node::operator::steps::{Change, Recorded};
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::{
     Arrival, BlockRunSetup, BlockTape, SharedTape, VolumeSetup, VolumesTape,
@@ -198,6 +199,27 @@ impl Core {
         }
     }
 
+    /// A change of the superblock was made, of this volume, if it is one that comes, goes or grows.
+    pub(super) fn put_on_tape(
+        &self,
+        change: &Change,
+        Recorded { applied, durable }: Recorded,
+        attached: Option<&Attached>,
+    ) {
+        let (Some(way), Some(volume), true) = (change.way(), attached, durable) else { return };
+        if let Some((decided, _)) = way.comes().filter(|_| applied) {
+            self.record_arrival(&decided.coming, &decided.outcome, Some(volume));
+        }
+        if let Some(stretch) = way.goes() {
+            let stretch = applied.then_some(stretch);
+            self.record_departure(&volume.name, way.is_durable(), stretch);
+        }
+        if let Some((growth, bytes)) = way.grows() {
+            let outcome = applied.then_some(growth).ok_or(CannotGrow::Unknown);
+            self.record_growth(&volume.name, bytes, &outcome);
+        }
+    }
+
     /// A volume grew, or was refused to.
     pub(super) fn record_growth(
         &self,
@@ -211,7 +233,7 @@ impl Core {
     }
 
     /// A volume was put aside: whether all of it was made durable, and what it keeps of the line space.
-    pub(super) fn record_departure(&self, name: &str, durable: bool, stretch: Option<(u64, u64)>) {
+    fn record_departure(&self, name: &str, durable: bool, stretch: Option<(u64, u64)>) {
         if let Some(recording) = &self.recorder {
             locked(&recording.changes).went(self.now(), name, durable, stretch);
         }

@@ -37,6 +37,7 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::counters::VolumeCounts;
 use larder_engine::block::node::event::Op;
 use larder_engine::block::node::maintenance::{AtNode, Maintenance, Pace};
+use larder_engine::block::node::operator::NotDone;
 use larder_engine::block::node::operator::select::Kept;
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::QUIET;
@@ -109,11 +110,15 @@ impl GivenError {
         GivenError::volume(name, "there is none of that name: attach it, or name another")
     }
 
-    fn busy(name: &str) -> GivenError {
-        GivenError::volume(
-            name,
-            "something is under way that does not end now: let time go on, and ask again",
-        )
+    fn not_done(name: &str, why: NotDone) -> GivenError {
+        let why = match why {
+            NotDone::Late | NotDone::Unwanted => {
+                "something is under way that does not end now: let time go on, and ask again"
+            }
+            NotDone::Overtaken => "it has changed meanwhile: ask again",
+            NotDone::GivenUp => "the cache was given up: begin anew",
+        };
+        GivenError::volume(name, why)
     }
 }
 
@@ -350,7 +355,9 @@ impl<B: Carried> Given<B> {
             given.node.volumes.borrow_mut().insert(record.name.clone(), attached);
         }
         given.node.placed();
-        given.restore_selection();
+        for volume in given.node.all() {
+            given.restore_selection(&volume);
+        }
         Ok(given)
     }
 

@@ -63,9 +63,8 @@ pub enum Step {
         last: LineId,
     },
     /// A store may have lost writes that it had answered. In these lines nothing is under way: all that was answered before has its bits, and a fill
-    /// of it is over too. Which losses the store knows of is noted; regions that were not flushed are asked for
-    /// ([`Maintenance::unflushed`](super::maintenance::Maintenance::unflushed)) and told
-    /// ([`Operation::unflushed`](super::operator::Operation::unflushed)).
+    /// of it is over too. Which losses the store knows of is noted; then regions that were not flushed are asked for
+    /// ([`Maintenance::unflushed`](super::maintenance::Maintenance::unflushed)): of them all lines leave the map.
     Losses {
         /// The first.
         first: LineId,
@@ -91,7 +90,7 @@ pub enum Step {
 #[derive(Clone, Debug)]
 enum What {
     Comes(Box<(Decided, TakenUp)>),
-    Goes { identity: [u8; 64] },
+    Goes { stretch: (u64, u64), identity: [u8; 64] },
     Forgotten,
     Grows { growth: Growth, bytes: u64, identity: [u8; 64] },
 }
@@ -170,7 +169,7 @@ impl Attachment {
             Step::Lines { first, last, drop: false },
             Step::Bits { first: from, last: to },
         ];
-        Attachment::new(&volume.name, What::Goes { identity: [0; 64] }, steps)
+        Attachment::new(&volume.name, What::Goes { stretch, identity: [0; 64] }, steps)
     }
 
     /// The same, which waits so long for bits to go.
@@ -262,7 +261,7 @@ impl Attachment {
     }
 
     /// Bits have been asked to go, and so many are left. `goes_on` is whether who asked waits on. True if that was all.
-    pub fn bits(&mut self, now: Nanos, left: u64, goes_on: bool) -> bool {
+    pub(super) fn bits(&mut self, now: Nanos, left: u64, goes_on: bool) -> bool {
         let until = *self.until.get_or_insert(now + self.timeout);
         self.left = left;
         let over = left == 0 || now >= until || !goes_on;
@@ -273,9 +272,9 @@ impl Attachment {
     }
 
     /// What the store is known by, as of now.
-    pub fn known_by(&mut self, now: [u8; 64]) {
+    pub(super) fn known_by(&mut self, now: [u8; 64]) {
         match &mut self.what {
-            What::Goes { identity } | What::Grows { identity, .. } => *identity = now,
+            What::Goes { identity, .. } | What::Grows { identity, .. } => *identity = now,
             What::Comes(_) | What::Forgotten => {}
         }
     }
@@ -304,7 +303,7 @@ impl Attachment {
                 }
                 same
             }
-            What::Goes { identity } => volumes::put_aside(sb, &self.name, *identity).is_some(),
+            What::Goes { identity, .. } => volumes::put_aside(sb, &self.name, *identity).is_some(),
             What::Forgotten => volumes::forget(sb, &self.name).is_some(),
             What::Grows { growth, bytes, identity } => {
                 volumes::room_to_grow(sb, &self.name, *bytes) == Ok(*growth)
@@ -317,6 +316,22 @@ impl Attachment {
     pub fn comes(&self) -> Option<(&Decided, &TakenUp)> {
         match &self.what {
             What::Comes(comes) => Some((&comes.0, &comes.1)),
+            _ => None,
+        }
+    }
+
+    /// How a volume grows, and to how many bytes.
+    pub fn grows(&self) -> Option<(Growth, u64)> {
+        match self.what {
+            What::Grows { growth, bytes, .. } => Some((growth, bytes)),
+            _ => None,
+        }
+    }
+
+    /// What a volume that goes keeps of the line space: its first group, and groups.
+    pub fn goes(&self) -> Option<(u64, u64)> {
+        match self.what {
+            What::Goes { stretch, .. } => Some(stretch),
             _ => None,
         }
     }

@@ -1,10 +1,12 @@
 //! Changes of whole ranges by clients, and an operator who locks a range.
 
-use larder_engine::block::node::attachment::Step;
+use larder_engine::block::node::operator::distrust::LossesIo;
 use larder_engine::block::node::operator::{Ask, Operation};
 use larder_engine::block::node::record::RecordedMaintenance;
 use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, Verdict};
+use larder_format::block::Layout;
 
+use super::attaching::{At, CutOff};
 use super::node::operators;
 use super::{PER_LINE, SHARDS, TURNS, VOLUME_LINES, World};
 
@@ -96,18 +98,11 @@ impl World {
                     self.given.remove(&op);
                     return self.finish_op(op, false);
                 }
-                Ask::Do(Step::Losses { first, last }) => {
-                    let region = |line: LineId| (line.group().0 / self.layout.region_groups) as u32;
-                    let regions = (region(first), region(last));
-                    let unflushed = |m: &RecordedMaintenance| m.unflushed(regions.0, regions.1);
-                    let runs = self.maintenance.as_ref().map_or_else(Vec::new, unflushed);
-                    operation.unflushed(&runs, &self.layout);
-                }
-                Ask::Do(Step::InForce) => {
-                    self.seen.distrusted += operation.dropped();
-                    let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
-                    self.has_forgotten(at, at + len);
-                    operation.done();
+                Ask::Do(step) => {
+                    let io = &mut At { world: self, of: op };
+                    if operation.losses_step(step, io) == Err(CutOff) {
+                        break;
+                    }
                 }
                 _ => break,
             }
@@ -135,5 +130,34 @@ impl World {
         self.given.insert(op);
         // An attachment goes on when the log's thread can.
         self.operate(op);
+    }
+}
+
+/// A stretch that its store has forgotten.
+impl LossesIo for At<'_, OpId> {
+    fn layout(&self) -> Layout {
+        self.world.layout
+    }
+
+    /// What forgets uses its stretch, and nothing moves that is used.
+    fn is_there(&mut self) -> bool {
+        true
+    }
+
+    /// They are counted when they are settled, each alone: of a store that all volumes have.
+    fn losses(&mut self) -> u64 {
+        0
+    }
+
+    fn unflushed(&mut self, (first, last): (u32, u32)) -> Result<Vec<(u32, u32)>, CutOff> {
+        let unflushed = |m: &RecordedMaintenance| m.unflushed(first, last);
+        Ok(self.world.maintenance.as_ref().map_or_else(Vec::new, unflushed))
+    }
+
+    fn settle(&mut self, _: u64, dropped: u64) {
+        self.world.seen.distrusted += dropped;
+        let op = &self.world.ops[&self.of];
+        let (at, len) = (op.at, op.got.len() as u64);
+        self.world.has_forgotten(at, at + len);
     }
 }

@@ -275,20 +275,24 @@ impl World {
         let bytes = self.volumes[volume].sectors * SECTOR as u64;
         let name = self.volumes[volume].name.clone();
         self.check_recorded(&name, growth.first_group, bytes);
-        let (span, place) = (self.span_of(volume), World::place_of(growth.first_group));
-        let Some(from) = self.volumes[volume].place.filter(|from| *from != place) else {
-            self.volumes[volume].served = self.volumes[volume].sectors;
-            self.seen.grown += 1;
-            return;
+        self.volumes[volume].served = self.volumes[volume].sectors;
+        let count = match growth.moves_from {
+            Some(_) => &mut self.seen.moved,
+            None => &mut self.seen.grown,
         };
+        *count += 1;
+    }
+
+    /// It lies elsewhere from now on.
+    pub(super) fn moves_to(&mut self, volume: usize, first_group: u64) {
+        let (span, place) = (self.span_of(volume), World::place_of(first_group));
+        let Some(from) = self.volumes[volume].place else { return };
         let content = own(&mut self.backing, from, span);
         let owed = own(&mut self.volatile, from, span);
         self.truth.retain(|s, _| !(from..from + span).contains(s));
         self.volumes[volume].content = content;
         self.put_contents(volume, place);
         self.volatile.extend(owed.into_iter().map(|(s, v)| (s + place, v)));
-        self.volumes[volume].closing = false;
-        self.seen.moved += 1;
     }
 
     /// Those that are to be attached.

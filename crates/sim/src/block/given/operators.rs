@@ -6,8 +6,13 @@ use std::rc::Rc;
 use larder_base::Nanos;
 use larder_engine::block::node::attachment::{Attachment, Step};
 use larder_engine::block::node::calls::{Message, OP_BITS, Out};
+use larder_engine::block::node::operator::attach::AttachIo;
+use larder_engine::block::node::operator::detach::DetachIo;
+use larder_engine::block::node::operator::forget::ForgetIo;
+use larder_engine::block::node::operator::grow::GrowIo;
 use larder_engine::block::node::operator::select::{Choice, Kept};
-use larder_engine::block::node::operator::{Ask, Operation};
+use larder_engine::block::node::operator::steps::{Change, OperatorIo, Recorded, StoreIo, Waits};
+use larder_engine::block::node::operator::{Ask, NotDone, Operation};
 use larder_engine::block::node::start::places::Comer;
 use larder_engine::block::volumes::{Found, room_to_grow};
 use larder_engine::block::{Fault, LineId, OpId};
@@ -19,9 +24,6 @@ use super::node::OPERATOR;
 use super::upkeep::AtWork;
 use super::volume::Attached;
 use super::{Given, GivenError};
-
-/// Bits that have not gone after so many turns of the map's log do not go without time.
-const MOST_HURRIES: u32 = 1000;
 
 impl<B: Carried> Given<B> {
     /// Has `task` done where the map's log is, and everything else that is due.
@@ -38,34 +40,42 @@ impl<B: Carried> Given<B> {
         (id, self.node.layout.shards)
     }
 
-    /// Carries an operation through; `act` does what it asks for, and says whether it goes on. Returns whether it came to its end: not if something is under
-    /// way that does not end now.
+    /// Carries an operation through; `step` does what it asks for. Returns whether it came to its end: not if something is under way that does not end
+    /// now.
     fn carry(
         &mut self,
         operation: &mut Operation,
-        mut act: impl FnMut(&mut Given<B>, &mut Operation, Step) -> Result<bool, GivenError>,
-    ) -> Result<bool, GivenError> {
+        mut step: impl FnMut(&mut Given<B>, &mut Operation, Step) -> Result<Ask, GivenError>,
+    ) -> Result<Result<(), NotDone>, GivenError> {
         let mut out = Out::default();
         loop {
             let now = self.now();
-            let goes_on = match operation.next(&self.node, now, &mut out) {
-                Ask::Over => return Ok(true),
-                Ask::Again => Ok(true),
-                Ask::Pause => {
-                    self.all_turns(None, false);
-                    Ok(true)
-                }
-                Ask::Lines => Ok(self.is_given(operation) || {
-                    self.all_turns(None, false);
-                    self.is_given(operation)
-                }),
-                Ask::Late => Ok(false),
-                Ask::Do(step) => act(self, operation, step),
+            let ask = match operation.next(&self.node, now, &mut out) {
+                Ask::Do(what) => step(self, operation, what),
+                ask => Ok(ask),
             };
-            if !matches!(goes_on, Ok(true)) {
-                operation.give_up(&self.node, now, &mut out);
-                return goes_on;
-            }
+            let why = match ask {
+                Ok(Ask::Over) => return Ok(Ok(())),
+                Ok(Ask::Again | Ask::Do(_)) => continue,
+                Ok(Ask::Pause(_)) => {
+                    self.all_turns(None, false);
+                    continue;
+                }
+                Ok(Ask::Lines) => {
+                    if self.is_given(operation) {
+                        continue;
+                    }
+                    self.all_turns(None, false);
+                    if self.is_given(operation) {
+                        continue;
+                    }
+                    Ok(Err(NotDone::Late))
+                }
+                Ok(Ask::GiveUp(why)) => Ok(Err(why)),
+                Err(error) => Err(error),
+            };
+            operation.give_up(&self.node, now, &mut out);
+            return why;
         }
     }
 
@@ -78,29 +88,6 @@ impl<B: Carried> Given<B> {
             operation.given();
         }
         given
-    }
-
-    /// Bits of regions are to go, of which so many attempts were made.
-    fn hurry(&mut self, operation: &mut Operation, regions: (u32, u32), hurries: &mut u32) {
-        let left = self.in_log(|AtWork { now, machine, shards, io, fx }| {
-            machine.hurry(*now, regions, shards, io, fx)
-        });
-        *hurries += 1;
-        let waits = self.is_enabled() && (left == 0 || *hurries < MOST_HURRIES);
-        operation.bits(self.now(), left, waits);
-    }
-
-    /// The step of an operation that changes the superblock. Returns whether the volume was as it was when this was planned.
-    fn record(&mut self, operation: &mut Operation) -> bool {
-        let change = operation.change();
-        let applied = self.in_log(|AtWork { now, machine, shards, io, fx }| {
-            let mut applied = false;
-            let anew = change.is_anew();
-            machine.change_superblock(*now, anew, shards, io, fx, |sb| applied = change.apply(sb));
-            applied
-        });
-        operation.done();
-        applied
     }
 
     fn lines_of(&self, base: u64, bytes: u64) -> (LineId, LineId) {
@@ -128,29 +115,11 @@ impl<B: Carried> Given<B> {
         let attached = self.new_volume(&taken.volume, &superblock)?;
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
+        let of = (attached, comer.identity);
         let came = self.carry(&mut operation, |given, operation, step| {
-            match step {
-                Step::Record => {
-                    if !given.record(operation) {
-                        return Err(fail("it has changed meanwhile"));
-                    }
-                    return Ok(true);
-                }
-                Step::InForce => {
-                    let name = comer.name.clone();
-                    given.node.volumes.borrow_mut().insert(name, attached.clone());
-                    given.node.placed();
-                    given.restore_selection();
-                }
-                // What a store in memory has is durable.
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
+            operation.attach_step(step, &mut At { given, of: &of })
         })?;
-        if !came {
-            return Err(GivenError::busy(&comer.name));
-        }
+        came.map_err(|why| GivenError::not_done(&comer.name, why))?;
         Ok(taken.found == Found::Warm)
     }
 
@@ -172,35 +141,14 @@ impl<B: Carried> Given<B> {
         let attachment = Attachment::detach(&record, &self.node.layout);
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let mut hurries = 0;
+        let of = (attached, identity);
         let went = self.carry(&mut operation, |given, operation, step| {
-            match step {
-                Step::Close => attached.closed.set(true),
-                Step::Bits { first, last } => {
-                    given.hurry(operation, (first, last), &mut hurries);
-                    return Ok(true);
-                }
-                Step::Record => {
-                    operation.known_by(identity);
-                    given.in_log(|at| at.machine.forget_store(attached.id));
-                    given.record(operation);
-                    return Ok(true);
-                }
-                Step::InForce => {
-                    given.node.volumes.borrow_mut().remove(name);
-                    // Selections are removed by the volume's number and kept by its name: they apply again when it comes back.
-                    given.node.selection.borrow_mut().remove_volume(attached.id);
-                    given.node.placed();
-                }
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
-        })?;
-        if !went {
-            attached.closed.set(false);
-            return Err(GivenError::busy(name));
+            operation.detach_step(step, &mut At { given, of: &of })
+        });
+        if !matches!(went, Ok(Ok(()))) {
+            operation.detach_given_up(&mut At { given: self, of: &of });
         }
+        went?.map_err(|why| GivenError::not_done(name, why))?;
         Ok(operation.way().is_some_and(Attachment::is_durable))
     }
 
@@ -229,59 +177,17 @@ impl<B: Carried> Given<B> {
         let (record, growth) = planned.ok_or_else(|| GivenError::unknown(name))?;
         let attachment = Attachment::grow(&record, growth, bytes, &self.node.layout);
         volume.store.borrow_mut().resize(bytes as usize, 0);
-        let base = growth.first_group * GROUP_LINES * self.node.line_bytes();
-        let outcome = self.carry_growth(&volume, attachment, (base, bytes), identity);
-        volume.shut.set(false);
-        outcome.map(|()| growth.moves_from.is_some())
-    }
-
-    fn carry_growth(
-        &mut self,
-        volume: &Rc<Attached>,
-        attachment: Attachment,
-        (base, bytes): (u64, u64),
-        identity: [u8; 64],
-    ) -> Result<(), GivenError> {
-        let moves = attachment.moves();
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let mut hurries = 0;
+        let of = (volume, identity);
         let grown = self.carry(&mut operation, |given, operation, step| {
-            match step {
-                Step::Hold => {
-                    volume.shut.set(true);
-                    if !volume.is_empty() {
-                        given.all_turns(None, false);
-                    }
-                    if !volume.is_empty() {
-                        return Ok(false);
-                    }
-                }
-                Step::Store => operation.known_by(identity),
-                Step::Bits { first, last } => {
-                    given.hurry(operation, (first, last), &mut hurries);
-                    return Ok(true);
-                }
-                Step::Record => {
-                    if !given.record(operation) {
-                        return Err(GivenError::volume(&volume.name, "it has changed meanwhile"));
-                    }
-                    return Ok(true);
-                }
-                Step::InForce => {
-                    if moves {
-                        volume.set_base(base);
-                        volume.account.set(0);
-                    }
-                    volume.set_bytes(bytes);
-                    given.node.placed();
-                }
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
-        })?;
-        if grown { Ok(()) } else { Err(GivenError::busy(&volume.name)) }
+            operation.grow_step(step, &mut At { given, of: &of })
+        });
+        if !matches!(grown, Ok(Ok(()))) {
+            operation.grow_given_up(&mut At { given: self, of: &of });
+        }
+        grown?.map_err(|why| GivenError::not_done(name, why))?;
+        Ok(growth.moves_from.is_some())
     }
 
     /// Forgets a volume that was put aside, with its lines. Returns how many those were.
@@ -296,18 +202,10 @@ impl<B: Carried> Given<B> {
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
         let forgotten = self.carry(&mut operation, |given, operation, step| {
-            match step {
-                Step::Record => {
-                    given.record(operation);
-                    return Ok(true);
-                }
-                Step::InForce => drop(given.rules.saved.remove(name)),
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
+            operation.forget_step(step, &mut At { given, of: name })
         })?;
-        if forgotten { Ok(operation.dropped()) } else { Err(GivenError::busy(name)) }
+        forgotten.map_err(|why| GivenError::not_done(name, why))?;
+        Ok(operation.dropped())
     }
 
     /// Drops the lines that hold bytes of a volume, all of it if no range is given: first byte and bytes. Returns how many there were.
@@ -330,8 +228,9 @@ impl<B: Carried> Given<B> {
         let lines =
             ranges.iter().map(|(start, bytes)| self.lines_of(volume.base() + start, *bytes));
         let mut operation = Operation::drop_lines(id, shards, lines);
-        let done = self.carry(&mut operation, |_, _, _| Ok(true))?;
-        if done { Ok(operation.dropped()) } else { Err(GivenError::busy(&volume.name)) }
+        let done = self.carry(&mut operation, |_, _, _| Ok(Ask::Again))?;
+        done.map_err(|why| GivenError::not_done(&volume.name, why))?;
+        Ok(operation.dropped())
     }
 
     /// Selects ranges of a volume (first byte and bytes), or all of it: `rule` nothing forgets what was selected there. What is never to be
@@ -360,12 +259,145 @@ impl<B: Carried> Given<B> {
     }
 
     /// What was selected earlier of a volume is in force again.
-    pub(super) fn restore_selection(&mut self) {
-        for volume in self.node.all() {
-            let Some(kept) = self.rules.saved.get(&volume.name) else { continue };
+    pub(super) fn restore_selection(&mut self, volume: &Attached) {
+        if let Some(kept) = self.rules.saved.get(&volume.name) {
             // It was there before, so it fits.
             let _ = kept.restore(&mut self.node.selection.borrow_mut(), volume.id);
         }
         self.node.govern();
     }
+}
+
+/// An operation on `of`: a volume, with what its store is known by, or the name of one.
+struct At<'a, B: Carried, V: ?Sized> {
+    given: &'a mut Given<B>,
+    of: &'a V,
+}
+
+type Known = (Rc<Attached>, [u8; 64]);
+
+impl<B: Carried, V: ?Sized> OperatorIo for At<'_, B, V> {
+    type Error = GivenError;
+
+    fn now(&self) -> Nanos {
+        self.given.now()
+    }
+
+    fn goes_on(&mut self, _: Waits) -> bool {
+        true
+    }
+
+    fn is_enabled(&self) -> bool {
+        self.given.is_enabled()
+    }
+
+    fn record(&mut self, change: Change) -> Result<Recorded, GivenError> {
+        Ok(self.given.in_log(|AtWork { now, machine, shards, io, fx }| {
+            change.make(machine, *now, shards, io, fx)
+        }))
+    }
+
+    fn hurry(&mut self, regions: (u32, u32)) -> Result<u64, GivenError> {
+        Ok(self.given.in_log(|AtWork { now, machine, shards, io, fx }| {
+            machine.hurry(*now, regions, shards, io, fx)
+        }))
+    }
+}
+
+impl<B: Carried> StoreIo for At<'_, B, Known> {
+    /// What a store in memory has is durable.
+    fn make_durable(&mut self) -> Result<(), GivenError> {
+        Ok(())
+    }
+}
+
+impl<B: Carried> AttachIo for At<'_, B, Known> {
+    fn holds(&mut self, change: Change) -> Result<bool, GivenError> {
+        Ok(self.given.in_log(|at| change.holds(at.machine.line_space())))
+    }
+
+    fn add(&mut self) {
+        let (attached, _) = self.of;
+        self.given.node.volumes.borrow_mut().insert(attached.name.clone(), attached.clone());
+        self.given.node.placed();
+    }
+
+    fn restore_selection(&mut self) {
+        self.given.restore_selection(&self.of.0);
+    }
+}
+
+impl<B: Carried> GrowIo for At<'_, B, Known> {
+    fn hold(&mut self) {
+        self.of.0.shut.set(true);
+    }
+
+    fn is_used(&mut self) -> bool {
+        !self.of.0.is_empty()
+    }
+
+    fn release(&mut self) {
+        self.of.0.shut.set(false);
+    }
+
+    fn identity(&mut self) -> Result<[u8; 64], GivenError> {
+        Ok(self.of.1)
+    }
+
+    fn moved(&mut self, first_group: u64) {
+        let (attached, _) = self.of;
+        attached.set_base(first_group * GROUP_LINES * self.given.node.line_bytes());
+        attached.account.set(0);
+        self.given.node.placed();
+    }
+
+    fn grown(&mut self, bytes: u64) {
+        self.of.0.set_bytes(bytes);
+        self.given.node.govern();
+    }
+}
+
+impl<B: Carried> ForgetIo for At<'_, B, str> {
+    fn forget_selection(&mut self) -> Result<(), GivenError> {
+        self.given.rules.saved.remove(self.of);
+        Ok(())
+    }
+}
+
+impl<B: Carried> DetachIo for At<'_, B, Known> {
+    /// Requests count as what is under way in lines.
+    fn clients(&mut self) -> u64 {
+        0
+    }
+
+    fn close(&mut self) {
+        self.of.0.closed.set(true);
+    }
+
+    fn reopen(&mut self) {
+        self.of.0.closed.set(false);
+    }
+
+    /// A store in memory loses nothing.
+    fn settle_losses(&mut self) {}
+
+    fn identity(&mut self) -> [u8; 64] {
+        self.of.1
+    }
+
+    fn remove(&mut self) {
+        self.given.node.volumes.borrow_mut().remove(&self.of.0.name);
+        self.given.node.placed();
+    }
+
+    fn deselect(&mut self) {
+        self.given.node.selection.borrow_mut().remove_volume(self.of.0.id);
+        self.given.node.govern();
+    }
+
+    fn forget_store(&mut self) {
+        self.given.in_log(|at| at.machine.forget_store(self.of.0.id));
+    }
+
+    fn end(&mut self) {}
 }

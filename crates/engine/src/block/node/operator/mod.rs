@@ -2,25 +2,36 @@
 //! forgot or was changed by others is distrusted, something is done while nothing is under way in some lines.
 //!
 //! An [`Operation`] is a machine that a host drives. [`Operation::next`] calls the shards as far as that goes (a shard's part of a range is
-//! locked, a turn of lines is dropped, trimmed ranges are swept) and says what the host has to do: wait, look after clients, make a store
-//! durable, change the superblock. The host tells what came of it and asks again. The machine does no I/O and waits for nothing; how a host waits,
-//! in which words it speaks, and who may interrupt is the host's.
+//! locked, a turn of lines is dropped, trimmed ranges are swept) and says what is to be done: wait, or a step, such as looking after clients,
+//! making a store durable, or changing the superblock. What the steps of a volume do is here too, over what the host supplies ([`steps`]). The machine
+//! does no I/O and waits for nothing; how a host waits, in which words it speaks, and who may interrupt is the host's.
 //!
 //! Operations of several volumes go on beside each other: none holds anything that another waits for but its lines, which are one volume's. What two of
 //! them decide about the line space meets in the superblock, where each is [applied](Change::apply) as it was planned or not at all.
 //!
 //! | module | is |
 //! | --- | --- |
+//! | [`attach`], [`detach`], [`forget`], [`grow`] | what each step does of a volume that comes, goes, is forgotten, grows |
+//! | [`distrust`] | what follows when a store may have lost writes, or was changed by others |
 //! | [`range`] | lines that an operator has for itself, in all shards |
 //! | [`select`] | what a change of what is selected does, what it drops, and what is kept of it |
+//! | [`steps`] | what steps have in common, and what every host supplies |
 
+pub mod attach;
+pub mod detach;
+pub mod distrust;
+pub mod forget;
+pub mod grow;
 pub mod range;
 pub mod select;
+pub mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 
 use larder_base::Nanos;
-use larder_format::block::{BlockSuperblock, Layout};
+use larder_format::block::Layout;
 
 use super::attachment::{Attachment, Step};
 use super::calls::{Calls, Out, Shard};
@@ -32,6 +43,7 @@ use super::ranged::STEP;
 use crate::block::api::{GroupId, LineId, OpId};
 use crate::block::planted::{Fault, Planted};
 use range::Range;
+use steps::Change;
 
 /// What is under way may keep the lines of a store that is distrusted from being dropped for so long, before it is tried again.
 pub const DISTRUST: Nanos = Nanos::from_secs(2);
@@ -45,14 +57,27 @@ pub enum Ask {
     Again,
     /// A shard has yet to give its part of the lines: when there is mail for the operation, [`Operation::given`].
     Lines,
-    /// What is waited for takes longer than the operation may: it is to be given up.
-    Late,
-    /// A moment passes.
-    Pause,
-    /// This. Then [`Operation::done`], or what the step says instead.
+    /// So much time passes. Where it stands, whatever there is to do is done.
+    Pause(Nanos),
+    /// This: what does a step of the operation's kind is told. Of one that has no kind, [`Operation::done`] follows, or what the step says instead.
     Do(Step),
+    /// It is to be given up ([`Operation::give_up`]).
+    GiveUp(NotDone),
     /// Nothing: it is over.
     Over,
+}
+
+/// Why an operation is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotDone {
+    /// What is waited for takes longer than the operation may.
+    Late,
+    /// Who asked waits no longer.
+    Unwanted,
+    /// The volume is not as it was when this was planned.
+    Overtaken,
+    /// The cache was given up on the way.
+    GivenUp,
 }
 
 #[derive(Debug)]
@@ -82,6 +107,13 @@ pub struct Operation {
     since: Option<Nanos>,
     /// Bits were asked to go, and not all have gone.
     swept: bool,
+    /// When something was looked at last that does not come about, and how often at that time.
+    looked: Nanos,
+    looks: u32,
+    /// What it changes in the superblock is durable.
+    is_recorded: bool,
+    /// Losses of a store that were noted.
+    losses: u64,
 }
 
 impl Operation {
@@ -99,6 +131,10 @@ impl Operation {
             timeout: None,
             since: None,
             swept: true,
+            looked: Nanos::ZERO,
+            looks: 0,
+            is_recorded: false,
+            losses: 0,
         }
     }
 
@@ -193,8 +229,13 @@ impl Operation {
         }
     }
 
+    /// Whether what it changes in the superblock is durable: not where the cache is given up.
+    pub fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
     /// What a volume's store is known by, as of now.
-    pub fn known_by(&mut self, now: [u8; 64]) {
+    fn known_by(&mut self, now: [u8; 64]) {
         if let Plan::Attachment(attachment) = &mut self.plan {
             attachment.known_by(now);
         }
@@ -247,10 +288,10 @@ impl Operation {
                         return ask;
                     }
                 }
-                Step::Hold if self.is_late(now, 1) => return Ask::Late,
+                Step::Hold if self.is_late(now, 1) => return Ask::GiveUp(NotDone::Late),
                 Step::Bits { .. } if !std::mem::replace(&mut self.swept, true) => {
                     if !self.sweep(node) {
-                        return Ask::Pause;
+                        return Ask::Pause(steps::BITS);
                     }
                 }
                 _ => return Ask::Do(step),
@@ -276,7 +317,7 @@ impl Operation {
         if !range.is_given() {
             // What can be had at once is taken.
             if late && range.is_asked() {
-                return Some(Ask::Late);
+                return Some(Ask::GiveUp(NotDone::Late));
             }
             range.ask(node, now, out);
             return Some(Ask::Lines);
@@ -361,7 +402,7 @@ impl Operation {
     }
 
     /// [`Step::Losses`] is done: these are the runs of regions, first and last, whose lines may hold what the store has not made durable.
-    pub fn unflushed(&mut self, runs: &[(u32, u32)], layout: &Layout) {
+    fn unflushed(&mut self, runs: &[(u32, u32)], layout: &Layout) {
         let Some(Step::Losses { first, last }) = self.step() else { return };
         let of_region = layout.region_groups;
         self.drops = runs
@@ -376,8 +417,8 @@ impl Operation {
         self.acted = true;
     }
 
-    /// [`Step::Bits`] is done once: so many bits are left. `goes_on` is whether who asked waits on.
-    pub fn bits(&mut self, now: Nanos, left: u64, goes_on: bool) {
+    /// [`Step::Bits`] was looked at: so many bits are left. `goes_on` is whether who asked waits on.
+    fn bits(&mut self, now: Nanos, left: u64, goes_on: bool) {
         if let Plan::Attachment(attachment) = &mut self.plan {
             self.swept = attachment.bits(now, left, goes_on);
         }
@@ -388,21 +429,5 @@ impl Operation {
         if let Some(range) = self.range.take() {
             range.let_go(node, now, out);
         }
-    }
-}
-
-/// What an operation changes in the superblock.
-#[derive(Clone, Debug)]
-pub struct Change(Option<Box<Attachment>>);
-
-impl Change {
-    /// Whether the durable map begins anew with it: see [`Attachment::is_anew`].
-    pub fn is_anew(&self) -> bool {
-        self.0.as_ref().is_none_or(|attachment| attachment.is_anew())
-    }
-
-    /// Makes it. False if the volume is not as it was when this was planned: then nothing changes.
-    pub fn apply(&self, superblock: &mut BlockSuperblock) -> bool {
-        self.0.as_ref().is_none_or(|attachment| attachment.apply(superblock))
     }
 }
