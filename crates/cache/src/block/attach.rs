@@ -143,12 +143,12 @@ impl Core {
     }
 
     fn admit_volume(&self, attached: Arc<Attached>) {
+        // Before anybody can select anything of it.
+        self.restore_selection(&[attached.clone()]);
         let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
-        volumes.insert(attached.name.clone(), attached.clone());
+        volumes.insert(attached.name.clone(), attached);
         // Others come and go meanwhile: the later list must be the later one here too.
         self.node_limits.set_volumes(volumes.values().cloned().collect());
-        drop(volumes);
-        self.restore_selection(&[attached]);
     }
 
     /// A volume that is served without the cache goes, when the last of its clients has gone: there is nothing to put aside. `go_on` hears
@@ -261,12 +261,10 @@ impl Core {
         self.node_limits.set_volumes(volumes.values().cloned().collect());
         drop(volumes);
         // Selections are removed by the volume's number and kept by its name: they apply again when it comes back.
-        let selecting = locked(&self.node_limits.selecting);
         self.node_limits.select(|selection| selection.remove_volume(attached.id));
-        drop(selecting);
         locked(&attached.admission).end_recording();
         // Its sessions go, with the workers' and this one.
-        *locked(&attached.backing) = None;
+        attached.flusher.end();
         self.let_go_of_closed();
     }
 

@@ -1,4 +1,4 @@
-//! A thread that has time: it counts each volume's lines, takes those of trimmed ranges out of the map, and keeps what the write budget must remember.
+//! A thread that has time: it counts each volume's lines, and takes those of trimmed ranges out of the map.
 //! What concerns a store is done on others ([`watch`](super::watch)).
 
 use std::collections::BTreeMap;
@@ -39,7 +39,6 @@ pub(super) fn run(cache: &Arc<Core>) {
         std::thread::sleep(Duration::from_nanos(next.saturating_sub(cache.now()).0));
     }
     watchers.end();
-    cache.node_limits.save_budget(cache.now());
 }
 
 impl Rounds {
@@ -56,9 +55,6 @@ impl Rounds {
         if now >= self.look_at_state_dir {
             cache.look_at_state_dir();
             self.look_at_state_dir = now + Nanos(watch::LOOK.as_nanos() as u64);
-        }
-        if self.machine.keeps_budget(now) {
-            cache.node_limits.claim_ahead(now);
         }
         if cache.hand.get().is_some() {
             self.watch(cache);

@@ -37,6 +37,7 @@
 mod aside;
 mod attach;
 mod attached;
+mod budget;
 mod builder;
 mod cache;
 mod cached;

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions, thread_of};
-use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
@@ -19,7 +18,6 @@ use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::{GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
-use larder_policy::budget::BudgetState;
 use larder_runtime::Payload;
 
 use super::shard::{Daemon, Known, LockedShard, Out};
@@ -158,8 +156,8 @@ impl Node<Daemon> for Core {
         &self.node_limits.limits
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.node_limits.keep_budget(now, state);
+    fn ask_budget(&self, op: OpId) {
+        self.leave_for_log(|inbox| inbox.ask_budget(self.now(), op));
     }
 
     fn changes(&self) -> &Changes {

@@ -24,7 +24,6 @@ use larder_policy::block::{
     BlockAdmissionConfig, BlockAdmissionError, BlockKind, LineId as PolicyLine, Reason, Rule,
     Verdict as PolicyVerdict, VerdictCounts, VolumeId,
 };
-use larder_policy::budget::BudgetState;
 
 use super::shares::{Sharer, Shares};
 use super::space::Space;
@@ -392,8 +391,10 @@ impl Node<Sim> for SimNode {
         &self.limits
     }
 
-    /// No budget of a simulation is kept in a file.
-    fn keep_budget(&self, _now: Nanos, _state: BudgetState) {}
+    /// (No budget of a simulation is kept in a file: there is none to wait for.)
+    fn ask_budget(&self, op: OpId) {
+        let _ = self.inbox.borrow_mut().ask_budget(self.now.get(), op);
+    }
 
     fn changes(&self) -> &Changes {
         &self.changes

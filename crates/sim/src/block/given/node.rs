@@ -8,7 +8,6 @@ use std::rc::Rc;
 use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions, thread_of};
-use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::held::Held;
@@ -22,7 +21,6 @@ use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId, Source, Sum};
 use larder_format::block::Layout;
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
-use larder_policy::budget::BudgetState;
 
 use super::bytes::{Carried, House};
 use super::medium::Medium;
@@ -258,8 +256,8 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
         &self.medium.limits
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.medium.keep_budget(now, state);
+    fn ask_budget(&self, op: OpId) {
+        let _ = self.inbox.borrow_mut().ask_budget(self.now.get(), op);
     }
 
     fn changes(&self) -> &Changes {

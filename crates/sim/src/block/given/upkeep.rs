@@ -286,9 +286,6 @@ impl Scan {
         superblock: Option<&BlockSuperblock>,
     ) -> Nanos {
         let now = node.now.get();
-        if self.machine.keeps_budget(now) {
-            node.medium.keep(now);
-        }
         for volume in node.all() {
             let Some(detector) = &volume.detector else { continue };
             let mut detector = detector.borrow_mut();
