@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 
+use larder_engine::block::node::calls::Calls as _;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
