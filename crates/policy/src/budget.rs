@@ -346,6 +346,12 @@ impl KeptBudget {
         KeptBudget { ahead: income.max(flash.0 / 1024).max(unit.saturating_mul(4)), last: None }
     }
 
+    /// The same where claims go `ahead` bytes ahead, whatever the income.
+    #[must_use]
+    pub fn with_ahead(self, ahead: u64) -> KeptBudget {
+        KeptBudget { ahead, ..self }
+    }
+
     /// What must be in the file before `next` more bytes are written; `None` if what is there is enough.
     pub fn due(&self, now: Nanos, budget: &WriteBudget, next: u64) -> Option<BudgetState> {
         if let Some((last, at)) = &self.last {
@@ -362,6 +368,12 @@ impl KeptBudget {
         let state = claim.state(now);
         // Of an idle cache with a full bucket there is nothing new to say.
         self.last.is_none_or(|(last, _)| last != state).then_some(state)
+    }
+
+    /// Whether the file knows of `next` more bytes already.
+    pub fn covers(&self, budget: &WriteBudget, next: u64) -> bool {
+        let claimed = self.last.is_some_and(|l| budget.spent().saturating_add(next) <= l.0.spent);
+        claimed || !budget.is_on()
     }
 
     /// The file says `state`.

@@ -27,7 +27,6 @@ use larder_format::Uuid;
 use larder_format::block::{BlockSuperblock, Layout};
 use larder_format::recording::{Chunk, ChunkSink, seal};
 use larder_policy::block::{BlockKind, Reason, Rule, VolumeId};
-use larder_policy::budget::BudgetState;
 
 const LINE: u64 = 4096;
 /// Lines that are read again and again.
@@ -123,7 +122,7 @@ impl Node<Cost> for Shared {
     fn limits(&self) -> &Limits {
         &self.limits
     }
-    fn keep_budget(&self, _: Nanos, _: BudgetState) {}
+    fn ask_budget(&self, _: OpId) {}
     fn changes(&self) -> &Changes {
         &self.changes
     }

@@ -75,12 +75,13 @@ pub struct Attached {
     pub(super) accounted: AtomicU64,
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
-    pub(super) admission: Mutex<node::Admission>,
+    pub(super) admission: Mutex<node::StoredAdmission>,
     /// Verdicts on its requests that no policy gave.
     governed: Mutex<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.
     pub(super) detector: Option<Mutex<Detector>>,
-    pub(super) backing: Mutex<Option<Flusher>>,
+    /// Makes its store durable, as long as it is attached.
+    pub(super) flusher: Arc<Flusher>,
     pub(super) volume: Arc<Volume>,
 }
 
@@ -190,10 +191,10 @@ impl Attached {
             admission: Mutex::new(admission),
             governed: Mutex::default(),
             detector,
-            backing: Mutex::new(Some(match config.ring {
+            flusher: Arc::new(match config.ring {
                 RingChoice::Caller => Flusher::by_hand(session, volume.clone()),
                 _ => Flusher::new(session, volume.clone()),
-            })),
+            }),
             volume: volume.clone(),
         }))
     }
@@ -213,9 +214,7 @@ impl Attached {
     /// When its store cannot.
     pub(super) fn make_durable_within(&self, timeout: Nanos) -> Result<(), CacheError> {
         let durable = self.volume.capabilities().read_only
-            || locked(&self.backing)
-                .as_ref()
-                .is_some_and(|f| f.flush(Duration::from_nanos(timeout.0)));
+            || self.flusher.flush(Duration::from_nanos(timeout.0));
         durable.then_some(()).ok_or_else(|| CacheError::Volume {
             name: self.name.clone(),
             reason: format!(

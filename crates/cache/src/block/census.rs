@@ -1,4 +1,4 @@
-//! A thread that has time: it counts each volume's lines, takes those of trimmed ranges out of the map, and keeps what the write budget must remember.
+//! A thread that has time: it counts each volume's lines, and takes those of trimmed ranges out of the map.
 //! What concerns a store is done on others ([`watch`](super::watch)).
 
 use std::collections::BTreeMap;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::GroupId;
+use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::{Census, Lines, ROUND, Turn};
 use larder_engine::block::node::owners::Whose;
 use larder_engine::block::node::share::Count;
@@ -39,7 +40,6 @@ pub(super) fn run(cache: &Arc<Core>) {
         std::thread::sleep(Duration::from_nanos(next.saturating_sub(cache.now()).0));
     }
     watchers.end();
-    cache.node_limits.save_budget(cache.now());
 }
 
 impl Rounds {
@@ -56,9 +56,6 @@ impl Rounds {
         if now >= self.look_at_state_dir {
             cache.look_at_state_dir();
             self.look_at_state_dir = now + Nanos(watch::LOOK.as_nanos() as u64);
-        }
-        if self.machine.keeps_budget(now) {
-            cache.node_limits.claim_ahead(now);
         }
         if cache.hand.get().is_some() {
             self.watch(cache);
@@ -105,7 +102,7 @@ impl Lines for Counted<'_> {
     }
 
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
-        locked(&self.cache.shards[shard as usize]).shard.sweep(steps)
+        self.cache.sweep(shard, steps)
     }
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
@@ -118,7 +115,7 @@ impl Lines for Counted<'_> {
             attached.or_else(|| Aside::at(aside, group).map(Whose::Aside))
         };
         // Looked at, and no part of a record.
-        count.turn(&locked(&cache.shards[shard as usize]).shard, of, |volume, more| {
+        cache.count(shard, count, of, |volume, more| {
             *by_volume.entry(volume).or_default() += more;
         })
     }

@@ -17,22 +17,30 @@ struct State {
     stop: bool,
 }
 
+impl State {
+    /// Whether the flush of that number has ended well, or `None` while it is under way. Once this has ended none does.
+    fn is_durable(&self, number: u64) -> Option<bool> {
+        self.numbers.is_durable(number).or(self.stop.then_some(false))
+    }
+}
+
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// A way to make a volume's store durable. Its thread ends when this is dropped.
+/// A way to make a volume's store durable, until it [ends](Flusher::end). Whoever waits for the store waits without a lock.
 pub(super) struct Flusher {
     shared: Arc<Shared>,
     by: By,
 }
 
-/// Who flushes.
+/// Who flushes. No lock is held while somebody does.
 enum By {
-    Thread(Option<JoinHandle<()>>),
-    /// Whoever wants it.
-    Caller(Mutex<Alone>, Arc<Volume>),
+    /// A thread, until somebody waits for its end.
+    Thread(Mutex<Option<JoinHandle<()>>>),
+    /// Whoever looks whether a flush has ended, with this as long as nobody else has it.
+    Caller(Mutex<Option<(Alone, Arc<Volume>)>>),
 }
 
 impl Flusher {
@@ -46,58 +54,77 @@ impl Flusher {
         let thread = spawned
             .inspect_err(|error| tracing::warn!(%error, "no thread to make a volume durable"))
             .ok();
-        Flusher { shared, by: By::Thread(thread) }
+        Flusher { shared, by: By::Thread(Mutex::new(thread)) }
     }
 
-    /// Without a thread: a flush has ended when it was wanted.
+    /// Without a thread: a flush has ended when somebody looks whether it has.
     pub(super) fn by_hand(session: Alone, volume: Arc<Volume>) -> Flusher {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
-        Flusher { shared, by: By::Caller(Mutex::new(session), volume) }
+        Flusher { shared, by: By::Caller(Mutex::new(Some((session, volume)))) }
     }
 
     /// Wants a flush that covers everything that has ended by now. Returns its number, for [`Flusher::is_durable`].
     pub(super) fn want(&self) -> u64 {
         let number = locked(&self.shared.state).numbers.want();
-        match &self.by {
-            By::Thread(_) => self.shared.changed.notify_all(),
-            By::Caller(session, volume) => {
-                let began = locked(&self.shared.state).numbers.begin();
-                one(&mut locked(session), volume, &self.shared, began);
-            }
-        }
+        self.shared.changed.notify_all();
         number
     }
 
-    /// Whether the flush of that number has ended well, or `None` while it is under way.
+    /// Whether the flush of that number has ended well, or `None` while it is under way. Once this has ended none does.
     pub(super) fn is_durable(&self, number: u64) -> Option<bool> {
-        locked(&self.shared.state).numbers.is_durable(number)
+        self.flush_by_hand();
+        locked(&self.shared.state).is_durable(number)
+    }
+
+    /// Without a thread: a flush that is wanted is done.
+    fn flush_by_hand(&self) {
+        let By::Caller(mine) = &self.by else { return };
+        let Some((mut session, volume)) = locked(mine).take() else { return };
+        let mut state = locked(&self.shared.state);
+        let began = state.numbers.is_wanted().then(|| state.numbers.begin());
+        drop(state);
+        if let Some(number) = began {
+            one(&mut session, &volume, &self.shared, number);
+        }
+        *locked(mine) = Some((session, volume));
     }
 
     /// Everything that has ended on any session of the store is durable when this returns true. Waits no longer than
     /// `timeout`.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         let number = self.want();
+        self.flush_by_hand();
         let state = locked(&self.shared.state);
         let (state, _) = self
             .shared
             .changed
-            .wait_timeout_while(state, timeout, |s| s.numbers.is_durable(number).is_none())
+            .wait_timeout_while(state, timeout, |s| s.is_durable(number).is_none())
             .unwrap_or_else(PoisonError::into_inner);
-        state.numbers.is_durable(number) == Some(true)
+        state.is_durable(number) == Some(true)
+    }
+
+    /// No flush begins any more, and none under way is waited for, by anybody. The session is gone behind this, and with the last of
+    /// them the store: another may want it then.
+    pub(super) fn end(&self) {
+        locked(&self.shared.state).stop = true;
+        self.shared.changed.notify_all();
+        match &self.by {
+            By::Thread(thread) => {
+                let thread = locked(thread).take();
+                // A thread that panicked has said so on stderr already.
+                thread.map(JoinHandle::join).and_then(Result::ok).unwrap_or_default();
+            }
+            By::Caller(mine) => {
+                let mine = locked(mine).take();
+                drop(mine);
+            }
+        }
     }
 }
 
 impl Drop for Flusher {
     fn drop(&mut self) {
-        locked(&self.shared.state).stop = true;
-        self.shared.changed.notify_all();
-        if let By::Thread(thread) = &mut self.by
-            && let Some(thread) = thread.take()
-        {
-            // With it goes its session, and with the last of them the store: another may want it then. A thread that
-            // panicked has said so on stderr already.
-            let _ = thread.join();
-        }
+        self.end();
     }
 }
 

@@ -160,6 +160,5 @@ impl Core {
             self.turn();
         }
         self.has_stopped();
-        self.node_limits.save_budget(self.now());
     }
 }

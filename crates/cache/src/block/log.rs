@@ -3,7 +3,7 @@
 //! that was quiet.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use larder_base::Nanos;
@@ -25,8 +25,9 @@ use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload, plain};
 use slab::Slab;
 
+use super::budget::{BudgetFile, Purse};
 use super::cached::{aligned, crcs};
-use super::node_limits::NodeLimits;
+use super::flusher::Flusher;
 use super::notes::note_given_up;
 use super::shard::{Copying, Daemon, Fill, Load};
 use super::{Core, locked};
@@ -40,15 +41,11 @@ pub(super) type Task = Box<dyn FnOnce(&mut LogThread) + Send>;
 pub(super) struct CacheIo<'a>(&'a FlashDevice);
 
 /// What is written counts against the write budget before it is written: who is killed in between has gained nothing.
-pub(super) type ChargedIo<'a> = Charged<CacheIo<'a>, &'a NodeLimits>;
+pub(super) type ChargedIo<'a> = Charged<CacheIo<'a>, Purse<'a>>;
 
 impl CacheIo<'_> {
-    pub(super) fn of<'a>(
-        device: &'a FlashDevice,
-        node_limits: &'a NodeLimits,
-        now: Nanos,
-    ) -> ChargedIo<'a> {
-        Charged::new(CacheIo(device), node_limits, now)
+    pub(super) fn of<'a>(device: &'a FlashDevice, purse: Purse<'a>, now: Nanos) -> ChargedIo<'a> {
+        Charged::new(CacheIo(device), purse, now)
     }
 }
 
@@ -111,8 +108,14 @@ impl Job {
 struct Flushing {
     store: VolumeId,
     number: u64,
-    /// The flusher's own number, once it has been asked.
-    asked: Option<u64>,
+    /// Who does it, and under which number of its own. None if the volume was gone already.
+    by: Option<(Arc<Flusher>, u64)>,
+}
+
+impl Flushing {
+    fn ended(&self) -> Option<bool> {
+        self.by.as_ref().map_or(Some(false), |(flusher, number)| flusher.is_durable(*number))
+    }
 }
 
 /// Carries out what maintenance asks for.
@@ -128,6 +131,7 @@ pub(super) struct LogThread {
     cache: Arc<Core>,
     machine: RecordedMaintenance,
     carrier: Carrier,
+    budget: BudgetFile,
     /// When the tapes were last handed on.
     handed_on: Nanos,
 }
@@ -150,30 +154,12 @@ impl Carrier {
         self.fills.submit(token, &self.cache.file, FileOp::Read { offset, buf });
     }
 
-    /// A flush of a store that has ended. One whose flusher somebody else has in use is asked, or looked at, another time:
-    /// this thread waits for no store.
+    /// A flush of a store that has ended.
     fn flushed(&mut self) -> Option<(VolumeId, u64, bool)> {
-        let volumes = self.cache.volumes();
-        for at in 0..self.flushing.len() {
-            let Flushing { store, number, asked } = &mut self.flushing[at];
-            let ended = match volumes.iter().find(|v| v.id == *store).map(|v| v.backing.try_lock())
-            {
-                Some(Err(TryLockError::WouldBlock)) => None,
-                Some(Ok(flusher)) => match &*flusher {
-                    Some(flusher) => {
-                        flusher.is_durable(*asked.get_or_insert_with(|| flusher.want()))
-                    }
-                    None => Some(false),
-                },
-                Some(Err(TryLockError::Poisoned(_))) | None => Some(false),
-            };
-            if let Some(durable) = ended {
-                let ended = (*store, *number, durable);
-                self.flushing.swap_remove(at);
-                return Some(ended);
-            }
-        }
-        None
+        let ended = |(at, flush): (usize, &Flushing)| flush.ended().map(|durable| (at, durable));
+        let (at, durable) = self.flushing.iter().enumerate().find_map(ended)?;
+        let Flushing { store, number, .. } = self.flushing.swap_remove(at);
+        Some((store, number, durable))
     }
 }
 
@@ -194,7 +180,9 @@ impl Effects<Payload> for Carrier {
     }
 
     fn store_flush(&mut self, store: VolumeId, number: u64) {
-        self.flushing.push(Flushing { store, number, asked: None });
+        let volume = self.cache.volumes().into_iter().find(|v| v.id == store);
+        let by = volume.map(|v| (v.flusher.clone(), v.flusher.want()));
+        self.flushing.push(Flushing { store, number, by });
     }
 
     fn disown(&mut self) {
@@ -259,10 +247,11 @@ impl Effects<Payload> for Carrier {
 /// The machine, and what it is called with.
 macro_rules! parts {
     ($thread:expr) => {{
-        let LogThread { cache, machine, carrier, .. } = $thread;
+        let LogThread { cache, machine, carrier, budget, .. } = $thread;
         let shards = AtNode::<Daemon, Core>::new(cache, cache.layout.shards);
         let now = cache.now();
-        (now, machine, shards, CacheIo::of(&cache.device, &cache.node_limits, now), carrier)
+        let purse = Purse { limits: &cache.node_limits.limits, file: budget };
+        (now, machine, shards, CacheIo::of(&cache.device, purse, now), carrier)
     }};
 }
 
@@ -270,9 +259,10 @@ impl LogThread {
     /// Without a log the cache has been given up; `superblock` is what it had.
     pub(super) fn new(
         cache: Arc<Core>,
-        log: Option<node::Log>,
+        log: Option<node::StoredLog>,
         superblock: BlockSuperblock,
         fills: FileQueue,
+        budget: BudgetFile,
     ) -> LogThread {
         let carrier =
             Carrier { cache: cache.clone(), fills, writing: Slab::new(), flushing: Vec::new() };
@@ -281,7 +271,7 @@ impl LogThread {
         if let Some(tape) = cache.maintenance_tape() {
             machine.record_beside_log(tape);
         }
-        LogThread { cache, machine, carrier, handed_on: Nanos::ZERO }
+        LogThread { cache, machine, carrier, budget, handed_on: Nanos::ZERO }
     }
 
     pub(super) fn cache(&self) -> &Arc<Core> {
@@ -355,7 +345,11 @@ impl LogThread {
         let turn = round::round(self, left);
         self.publish();
         match turn {
-            Turn::Over { .. } => self.cache.end_recording(),
+            Turn::Over { .. } => {
+                let limits = &self.cache.node_limits.limits;
+                Purse { limits, file: &self.budget }.save(self.cache.now());
+                self.cache.end_recording();
+            }
             _ => self.hand_on_tapes(),
         }
         turn

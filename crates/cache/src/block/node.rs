@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions, thread_of};
-use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
@@ -19,10 +18,9 @@ use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::{GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
-use larder_policy::budget::BudgetState;
 use larder_runtime::Payload;
 
-use super::shard::{Daemon, Known, LockedShard, Out};
+use super::shard::{Daemon, Known, Out};
 use super::{Attached, Core, locked};
 
 impl Owners for Core {
@@ -112,12 +110,16 @@ impl Questions for Core {
 }
 
 impl Calls<Daemon> for Core {
-    type Shard = node::Shard;
+    type Shard = node::StoredShard;
 
     #[inline]
-    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut node::Shard, &mut Held<Daemon>) -> R) -> R {
+    fn shard<R>(
+        &self,
+        shard: u32,
+        f: impl FnOnce(&mut node::StoredShard, &mut Held<Daemon>) -> R,
+    ) -> R {
         let mut cell = locked(&self.shards[shard as usize]);
-        let LockedShard { shard, held } = &mut *cell;
+        let (shard, held) = cell.parts();
         f(shard, held)
     }
 
@@ -148,7 +150,7 @@ impl Stores for Core {
 }
 
 impl Node<Daemon> for Core {
-    type Admission = node::Admission;
+    type Admission = node::StoredAdmission;
 
     fn is_enabled(&self) -> bool {
         Core::is_enabled(self)
@@ -158,8 +160,8 @@ impl Node<Daemon> for Core {
         &self.node_limits.limits
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.node_limits.keep_budget(now, state);
+    fn ask_budget(&self, op: OpId) {
+        self.leave_for_log(|inbox| inbox.ask_budget(self.now(), op));
     }
 
     fn changes(&self) -> &Changes {
@@ -206,7 +208,7 @@ impl Node<Daemon> for Core {
         volume.attached().classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::Admission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::StoredAdmission) -> R) -> R {
         f(&mut locked(&volume.attached().admission))
     }
 

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use larder_base::Nanos;
-use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::operator::select::Kept;
 use larder_engine::block::node::owners::Placed;
@@ -16,11 +15,13 @@ use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Pins, Share};
 use larder_engine::block::{LineId, Source};
 use larder_policy::block::{Rule, Selection, VolumeId};
-use larder_policy::budget::{BudgetError, BudgetState, WriteBudgetConfig};
+use larder_policy::budget::{BudgetError, WriteBudgetConfig};
 use larder_runtime::latency::LatencyHistogram;
 
 use super::attached::Attached;
+use super::budget::BudgetFile;
 use super::locked;
+use super::select::Keeping;
 
 /// Fills whose time is remembered, to say since when a line is cached.
 const RECENT: usize = 16_384;
@@ -84,8 +85,7 @@ pub(super) struct NodeLimits {
     placed: RwLock<Placed<Arc<Attached>>>,
     next_id: AtomicU32,
     pub(super) selection: RwLock<Selection>,
-    /// One change of what is selected, with its file, at a time.
-    pub(super) selecting: Mutex<()>,
+    pub(super) selecting: Keeping,
     pins: Pins,
     /// What keeps lines from flash, and what writing them costs.
     pub(super) limits: Limits,
@@ -105,19 +105,6 @@ pub(super) struct NodeLimits {
     pub(super) given_up: Mutex<Option<String>>,
     /// Why that could not be noted for later starts.
     pub(super) not_noted: Mutex<Option<String>>,
-    budget_file: PathBuf,
-    /// Bytes that the file says are written. One party writes it at a time.
-    budget_written: Mutex<u64>,
-}
-
-impl Charges for NodeLimits {
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.claim(now, Some(state));
-    }
 }
 
 impl NodeLimits {
@@ -125,18 +112,16 @@ impl NodeLimits {
         config: &super::CacheConfig,
         superblock: &larder_format::block::BlockSuperblock,
         path: PathBuf,
+        budget: &BudgetFile,
     ) -> Result<NodeLimits, BudgetError> {
         let layout = superblock.layout;
         let uuid = superblock.uuid.to_string();
-        let budget_file = config.state_dir.join(format!("block-budget-{uuid}.json"));
-        let left: Option<BudgetState> =
-            std::fs::read(&budget_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        let limits = setup::limits(&config.rules.budget, &layout, left, true)?;
+        let limits = setup::limits(&config.rules.budget, &layout, budget.read(), true)?;
         Ok(NodeLimits {
             placed: RwLock::default(),
             next_id: AtomicU32::new(0),
             selection: RwLock::default(),
-            selecting: Mutex::default(),
+            selecting: Keeping::default(),
             pins: Pins::new(layout.capacity() * u64::from(layout.line)),
             limits,
             latencies: (0..=config.workers + config.queues).map(|_| Mutex::default()).collect(),
@@ -149,8 +134,6 @@ impl NodeLimits {
             uuid,
             given_up: Mutex::default(),
             not_noted: Mutex::default(),
-            budget_file,
-            budget_written: Mutex::default(),
         })
     }
 
@@ -250,51 +233,6 @@ impl NodeLimits {
     pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {
         let (rate, available) = self.limits.budget(now).unzip();
         BudgetNow { rate, available }
-    }
-
-    /// Claims more of the budget when half of what was claimed is used, so that no worker has to wait for the file.
-    pub(super) fn claim_ahead(&self, now: Nanos) {
-        self.claim(now, self.limits.due(now));
-    }
-
-    /// Writes a claim to the file.
-    fn claim(&self, now: Nanos, state: Option<BudgetState>) {
-        if let Some(state) = state
-            && self.write_budget(&state)
-        {
-            self.limits.kept(now, state);
-        }
-    }
-
-    /// Keeps what the budget must remember over a restart: the last word, when nothing is written any more.
-    pub(super) fn save_budget(&self, now: Nanos) {
-        let Some(state) = self.limits.state(now) else { return };
-        *locked(&self.budget_written) = 0;
-        self.write_budget(&state);
-    }
-
-    /// Returns false if the file was further already.
-    fn write_budget(&self, state: &BudgetState) -> bool {
-        let mut written = locked(&self.budget_written);
-        if state.spent < *written {
-            return false;
-        }
-        *written = state.spent;
-        let saved = serde_json::to_vec(state).map_err(std::io::Error::other).and_then(|bytes| {
-            // A state directory that was moved away is not made anew in the place that it is to come back to.
-            match self.budget_file.parent() {
-                Some(dir) if !dir.is_dir() => Err(std::io::ErrorKind::NotFound.into()),
-                _ => super::store_file(&self.budget_file, &bytes),
-            }
-        });
-        if let Err(error) = saved {
-            tracing::warn!(
-                %error,
-                "'{}' cannot be written: the next start knows less of what was written to the cache, and allows more",
-                self.budget_file.display()
-            );
-        }
-        true
     }
 
     // ---- counters ----

@@ -40,6 +40,7 @@ use larder_runtime::{
 };
 
 use super::aside::Aside;
+use super::budget::{BudgetFile, Purse};
 use super::changing::Changing;
 use super::hand::{ByHand, Hand};
 use super::log::{CacheIo, LogThread};
@@ -491,7 +492,8 @@ fn open_as(
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");
     }
-    let node_limits = NodeLimits::new(&config, &sb, path.to_owned())?;
+    let budget = BudgetFile::new(&config, &sb);
+    let node_limits = NodeLimits::new(&config, &sb, path.to_owned(), &budget)?;
     let setup = Setup {
         shape: Shape::of(&sb.layout),
         making: config.making(),
@@ -504,7 +506,8 @@ fn open_as(
         },
         fault: Fault::default(),
     };
-    let io = &mut CacheIo::of(&device, &node_limits, Nanos::ZERO);
+    let purse = Purse { limits: &node_limits.limits, file: &budget };
+    let io = &mut CacheIo::of(&device, purse, Nanos::ZERO);
     let mut notes = AtStart { dir: &config.state_dir, superblock: &sb, voided: &voided };
     let mut memory = locked(&region.memory);
     let left = Left { superblock: sb.clone(), voided: voided.why(), memory: &mut memory, words };
@@ -543,7 +546,7 @@ fn open_as(
                     "{dropped} lines are dropped: nothing proves that they are as the volumes are"
                 );
             }
-            (log.superblock().clone(), shards, Some(node::Log::new(log)), None, warmth)
+            (log.superblock().clone(), shards, Some(node::StoredLog::new(log)), None, warmth)
         }
         Started::Without(without) => {
             let Without { superblock, shards, why, .. } = *without;
@@ -559,9 +562,10 @@ fn open_as(
         device,
         superblock,
         region,
-        shards: shards.into_iter().map(node::Shard::new).collect(),
+        shards: shards.into_iter().map(node::StoredShard::new).collect(),
         needed,
         node_limits,
+        budget,
         log,
         given_up,
         warmth,
@@ -657,11 +661,12 @@ pub(super) struct Begun {
     pub device: FlashDevice,
     pub superblock: BlockSuperblock,
     pub region: Region,
-    pub shards: Vec<node::Shard>,
+    pub shards: Vec<node::StoredShard>,
     pub needed: Needed,
     pub node_limits: NodeLimits,
+    pub budget: BudgetFile,
     /// None without a cache.
-    pub log: Option<node::Log>,
+    pub log: Option<node::StoredLog>,
     /// Why it is not used, if it is not.
     pub given_up: Option<String>,
     pub warmth: Warmth,
@@ -677,7 +682,7 @@ pub(super) struct Begun {
 /// [`CacheError`].
 pub(super) fn begin(config: CacheConfig, begun: Begun) -> Result<Running, CacheError> {
     let Begun { device, superblock, region, shards, needed, node_limits, log, .. } = begun;
-    let Begun { given_up, warmth, stand_in, by_hand, .. } = begun;
+    let Begun { given_up, warmth, stand_in, by_hand, budget, .. } = begun;
     let Needed { attached, file, mailboxes, fills, record } = needed;
     let layout = superblock.layout;
     let placing = Placing::of(&layout, superblock.key);
@@ -723,7 +728,7 @@ pub(super) fn begin(config: CacheConfig, begun: Begun) -> Result<Running, CacheE
         log
     });
     *locked(&cache.node_limits.given_up) = given_up;
-    let thread = LogThread::new(cache.clone(), log, superblock, fills);
+    let thread = LogThread::new(cache.clone(), log, superblock, fills, budget);
     if by_hand.is_some() {
         Hand::take(&cache, thread).map_err(system("a lane"))?;
         cache.restore_selection(&cache.volumes());

@@ -1,8 +1,11 @@
 //! What is selected of volumes, kept over restarts by their names.
+//!
+//! A change is in force before it is in the file. Whoever wants it there waits for that, and for nothing else; one of those who wait
+//! writes the file for all of them. Nobody else waits for the file, and no lock is held meanwhile.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use larder_engine::block::node::operator::select::{Choice, Kept};
 use larder_policy::block::detect::{PARTITION_TABLE_BYTES, Partition, partitions};
@@ -50,6 +53,28 @@ impl Saved {
 
 type File = BTreeMap<String, Saved>;
 
+/// Who waits until what is selected is in the file.
+#[derive(Debug, Default)]
+pub(super) struct Keeping {
+    state: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+/// Changes that are to come into the file, numbered as they were made.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// By their volumes' names: which volume has it, or nothing is selected any more.
+    changes: BTreeMap<String, Option<VolumeId>>,
+    wanted: u64,
+    /// Somebody writes.
+    writes: bool,
+    /// The last change that a write was for, well or not, and the last that is in the file.
+    tried: u64,
+    durable: u64,
+    /// Why the last write failed that did.
+    why: String,
+}
+
 impl Core {
     fn selection_file(&self) -> PathBuf {
         self.config.state_dir.join(format!("block-selection-{}.json", self.uuid()))
@@ -68,7 +93,6 @@ impl Core {
 
     /// Puts what was selected earlier of volumes that have come in force again.
     pub(super) fn restore_selection(&self, volumes: &[Arc<Attached>]) {
-        let _one = locked(&self.node_limits.selecting);
         let saved = match self.read_selection() {
             Ok(saved) => saved,
             Err(error) => {
@@ -88,47 +112,87 @@ impl Core {
         }
     }
 
-    /// Keeps what is selected of a volume. `selecting` is locked.
+    /// Keeps what is selected of a volume.
     fn save_selection(&self, volume: &Attached) -> Result<(), CacheError> {
+        let kept = self.keep_selection(&volume.name, Some(volume.id));
         if !self.is_attached(volume) {
             // Nothing is in force of it any more. What the file has of it is for when it comes back.
             let reason = "it was detached meanwhile: select again when it is back".to_owned();
             return Err(CacheError::Volume { name: volume.name.clone(), reason });
         }
-        let mut all = self.read_selection().unwrap_or_default();
-        let kept = self.node_limits.kept(volume.id);
-        if kept.is_empty() {
-            all.remove(&volume.name);
-        } else {
-            all.insert(volume.name.clone(), Saved::of(&kept));
-        }
-        self.write_selection(&all).map_err(|why| {
+        kept.map_err(|why| {
             let reason = format!("{why}: it holds until the daemon ends");
             CacheError::System { what: "what is selected", reason }
         })
     }
 
-    fn write_selection(&self, all: &File) -> Result<(), String> {
-        if let Some(trouble) = self.state_dir_trouble() {
-            return Err(trouble);
-        }
-        let bytes = serde_json::to_vec_pretty(all).map_err(|e| e.to_string())?;
-        let path = self.selection_file();
-        store_file(&path, &bytes)
-            .map_err(|e| format!("'{}' cannot be written: {e}", path.display()))
-    }
-
     /// Forgets what was selected of a volume that is not attached.
     pub(super) fn forget_selection(&self, name: &str) -> Result<(), CacheError> {
-        let _one = locked(&self.node_limits.selecting);
-        let mut all = self.read_selection().unwrap_or_default();
-        if all.remove(name).is_none() {
-            return Ok(());
-        }
-        self.write_selection(&all).map_err(|why| {
+        self.keep_selection(name, None).map_err(|why| {
             let reason = format!("{why}: should volume '{name}' come back, it holds again");
             CacheError::System { what: "what is selected", reason }
         })
+    }
+
+    /// What is selected of a volume now is in the file when this returns, or that nothing is.
+    fn keep_selection(&self, name: &str, of: Option<VolumeId>) -> Result<(), String> {
+        let Keeping { state, changed } = &self.node_limits.selecting;
+        let mut waiting = locked(state);
+        waiting.wanted += 1;
+        let mine = waiting.wanted;
+        waiting.changes.insert(name.to_owned(), of);
+        while waiting.tried < mine {
+            if waiting.writes {
+                waiting = changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            waiting.writes = true;
+            let (last, changes) = (waiting.wanted, std::mem::take(&mut waiting.changes));
+            drop(waiting);
+            let written = self.write_selection(&changes);
+            waiting = locked(state);
+            (waiting.writes, waiting.tried) = (false, last);
+            match written {
+                Ok(()) => waiting.durable = last,
+                Err(why) => {
+                    waiting.why = why;
+                    // They go with the next write, unless they are out of date by then.
+                    for (name, of) in changes {
+                        waiting.changes.entry(name).or_insert(of);
+                    }
+                }
+            }
+            changed.notify_all();
+        }
+        if waiting.durable >= mine { Ok(()) } else { Err(waiting.why.clone()) }
+    }
+
+    /// Writes the file with these changes.
+    fn write_selection(&self, changes: &BTreeMap<String, Option<VolumeId>>) -> Result<(), String> {
+        let mut all = self.read_selection().unwrap_or_default();
+        let before = all.clone();
+        for (name, of) in changes {
+            let kept = of.map(|id| self.node_limits.kept(id)).unwrap_or_default();
+            // Looked at behind what is selected: a volume is attached no more before nothing is selected of it.
+            if of.is_some() && self.volume(name).map(|v| v.id) != *of {
+                continue;
+            }
+            if kept.is_empty() {
+                all.remove(name);
+            } else {
+                all.insert(name.clone(), Saved::of(&kept));
+            }
+        }
+        if all == before {
+            return Ok(());
+        }
+        if let Some(trouble) = self.state_dir_trouble() {
+            return Err(trouble);
+        }
+        let bytes = serde_json::to_vec_pretty(&all).map_err(|e| e.to_string())?;
+        let path = self.selection_file();
+        store_file(&path, &bytes)
+            .map_err(|e| format!("'{}' cannot be written: {e}", path.display()))
     }
 
     fn selected_ranges(&self, id: VolumeId) -> Vec<(u64, u64, String, String)> {
@@ -155,15 +219,12 @@ impl Core {
             check_range(&volume, start, bytes)?;
         }
         let choice = Choice { rule, ranges, label };
-        let one = locked(&self.node_limits.selecting);
         let outcome = self.node_limits.select(|selection| choice.put(selection, volume.id));
-        drop(one);
         outcome.map_err(|e| fail(e.to_string()))?;
         let drops = choice.drops(volume.bytes());
         // Its store may hang: others select meanwhile.
         let dropped = self.drop_ranges(&volume, &drops, &mut || true)?.unwrap_or(0);
         // What is in force by then is kept, whoever has selected it.
-        let _one = locked(&self.node_limits.selecting);
         self.save_selection(&volume)?;
         Ok((self.selected_of(&volume).1, dropped))
     }
@@ -174,7 +235,6 @@ impl Core {
     /// When the volume is not attached, or that cannot be kept.
     pub fn unselect_label(&self, name: &str, label: &str) -> Result<u64, CacheError> {
         let volume = self.attached(name)?;
-        let _one = locked(&self.node_limits.selecting);
         let gone = self.node_limits.select(|s| s.clear_label(volume.id, label));
         self.save_selection(&volume)?;
         Ok(gone as u64)

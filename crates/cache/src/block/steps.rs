@@ -172,10 +172,8 @@ impl DetachIo for At<'_, Arc<Attached>> {
     }
 
     fn deselect(&mut self) {
-        let node_limits = &self.core.node_limits;
-        let selecting = locked(&node_limits.selecting);
-        node_limits.select(|selection| selection.remove_volume(self.of.id));
-        drop(selecting);
+        // Selections are removed by the volume's number and kept by its name: they apply again when it comes back.
+        self.core.node_limits.select(|selection| selection.remove_volume(self.of.id));
     }
 
     fn forget_store(&mut self) {
@@ -187,7 +185,7 @@ impl DetachIo for At<'_, Arc<Attached>> {
     fn end(&mut self) {
         locked(&self.of.admission).end_recording();
         // Its sessions go, with the workers' and this one.
-        *locked(&self.of.backing) = None;
+        self.of.flusher.end();
         self.core.let_go_of_closed();
     }
 }

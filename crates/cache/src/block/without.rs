@@ -22,6 +22,7 @@ use larder_runtime::{DeviceOptions, plain};
 use rustix::fs::MemfdFlags;
 
 use super::Running;
+use super::budget::BudgetFile;
 use super::node_limits::NodeLimits;
 use super::notes::PassedBy;
 use super::open::{
@@ -93,7 +94,8 @@ pub fn open_without(
     let records: Vec<_> = places.volumes().cloned().collect();
     let is_placed = |v: &&Arc<Volume>| records.iter().any(|r| r.name == v.name());
     let placed: Vec<_> = volumes.iter().filter(is_placed).cloned().collect();
-    let node_limits = NodeLimits::new(&config, &superblock, path.to_owned())?;
+    let budget = BudgetFile::new(&config, &superblock);
+    let node_limits = NodeLimits::new(&config, &superblock, path.to_owned(), &budget)?;
     let of = (&placed[..], &records[..]);
     let needed = Needed::new(&config, &device, &superblock, of, &node_limits)?;
     tracing::error!(
@@ -103,9 +105,10 @@ pub fn open_without(
         device,
         superblock,
         region: Region::private(),
-        shards: shards.into_iter().map(node::Shard::new).collect(),
+        shards: shards.into_iter().map(node::StoredShard::new).collect(),
         needed,
         node_limits,
+        budget,
         log: None,
         given_up: Some(why.to_owned()),
         warmth: Warmth::Cold("there is none".to_owned()),

@@ -160,6 +160,8 @@ faults! {
     CopyNotCharged,
     /// A line that is overwritten in part is not charged to the write budget.
     MergeNotCharged,
+    /// A queue writes lines before the write budget's file says that they are.
+    WriteNotAwaited,
 }
 
 /// The fault that is planted in what is called with it; none by default.

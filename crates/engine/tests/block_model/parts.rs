@@ -48,6 +48,8 @@ pub(crate) struct Seen {
     pub(crate) cleared: u64,
     pub(crate) ranges: u64,
     pub(crate) waited: u64,
+    /// Writes of lines that waited until the write budget's file said more.
+    pub(crate) unpaid: u64,
     pub(crate) copied: u64,
     pub(crate) cleaned: u64,
     pub(crate) logs: u64,
@@ -134,7 +136,7 @@ impl Seen {
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start early_ends failed_starts passed_by
             voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops
             grown moved kills_in_stop full_batches slow_writes rests given_up_lines behind
-            unnoted unsaid refused_starts);
+            unnoted unsaid refused_starts unpaid);
     }
 
     /// What a start may lose lines by.
@@ -228,6 +230,7 @@ impl Seen {
             self.behind,
             self.unnoted,
             self.refused_starts,
+            self.unpaid,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");

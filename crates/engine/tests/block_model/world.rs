@@ -751,9 +751,10 @@ impl World {
 
     // ---- what happens next ----
 
-    /// Whether bits are asked for that maintenance has not heard of.
+    /// Whether bits, or more of the write budget, are asked for that maintenance has not heard of.
     fn is_asked(&self) -> bool {
-        !self.work.asks.is_empty() || !self.work.ranges.is_empty()
+        let Work { asks, ranges, budget, .. } = &self.work;
+        !asks.is_empty() || !ranges.is_empty() || !budget.is_empty()
     }
 
     fn count(&mut self) {

@@ -32,7 +32,6 @@ use larder_policy::block::{
     VolumeId,
 };
 use larder_policy::block::{EvictionBy, Replacement, VictimPolicy};
-use larder_policy::budget::BudgetState;
 use maintenance::{Keeper, Task, pace};
 use shuttle::sync::{Arc, Condvar, Mutex};
 
@@ -363,7 +362,9 @@ impl Node<Model> for Shared {
         &self.limits
     }
 
-    fn keep_budget(&self, _: Nanos, _: BudgetState) {}
+    fn ask_budget(&self, op: OpId) {
+        self.leave(|inbox| inbox.ask_budget(self.now(), op));
+    }
 
     fn changes(&self) -> &Changes {
         &self.changes

@@ -597,7 +597,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
         (0..2).map(volume).collect(),
         2,
     );
-    assert_eq!(setup.block, 7);
+    assert_eq!(setup.block, 8);
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
     let shards = sim.node.cells.len();
@@ -637,7 +637,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     let now = sim.now();
     sim.run_until(now + Nanos::from_secs(20));
     settle(&mut sim);
-    sim.node.each(Shard::end_recording);
+    sim.node.each(StoredShard::end_recording);
     sim.maintenance.end_recording();
     queue.end_recording();
     sim.node.admissions.borrow_mut().values_mut().for_each(|a| a.end_recording());
@@ -699,8 +699,8 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
 fn records_of_other_versions_are_refused() {
     let spec = Block { shards: 2, ..spec("set:4", "hdd-ssd", "two_lbs") };
     let file = recorded(&spec, 50);
-    assert_eq!(&file[20..30], b"{\"block\":7");
-    for version in [b'4', b'5', b'6', b'8'] {
+    assert_eq!(&file[20..30], b"{\"block\":8");
+    for version in [b'5', b'6', b'7', b'9'] {
         let mut other = file.clone();
         other[29] = version;
         let len = u32::from_le_bytes(other[12..16].try_into().unwrap()) as usize;
@@ -708,7 +708,7 @@ fn records_of_other_versions_are_refused() {
         other[16..20].copy_from_slice(&crc.to_le_bytes());
         let said = replayed(&other).unwrap_err().to_string();
         let version = char::from(version);
-        let words = format!("of version {version}, and this larder reads version 7");
+        let words = format!("of version {version}, and this larder reads version 8");
         assert!(said.contains(&words), "{said}");
     }
 }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 
+use larder_engine::block::node::calls::Calls as _;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
@@ -197,7 +198,36 @@ fn a_store_that_hangs_does_not_hold_up_sweep_and_count() {
     waits_for(&|| volume.lines() == lines && lines > 0);
     let trim = Op::Trim { offset: 0, len: 64 << 20, fua: false };
     one(&mut *session, trim).outcome.unwrap();
-    let wants = |cell: &Mutex<LockedShard>| locked(cell).shard.wants_sweep();
-    waits_for(&|| !bench.cache.shards.iter().any(wants));
+    let wants = |shard| bench.cache.shard(shard, |shard, _| shard.wants_sweep());
+    waits_for(&|| !(0..bench.cache.layout.shards).any(wants));
     waits_for(&|| volume.lines() == 0);
+}
+
+/// Somebody waits for a flush that does not end. The volume is detached all the same, then nobody waits for its store any more, and
+/// what is asked of the cache meanwhile is answered.
+#[test]
+fn a_flush_that_hangs_holds_up_no_detach() {
+    let (bench, state) = beside_another();
+    let _goes_on = GoesOn(state.clone());
+    state.hangs.store(true, Ordering::SeqCst);
+    let volume = bench.cache.attached("hanging").unwrap();
+    // As an attach does, and who takes a cache back: it waits for 120 s.
+    let flushing = std::thread::spawn(move || volume.make_durable());
+    State::seen(&state.waits);
+    let (tell, told) = mpsc::channel();
+    let cache = bench.cache.clone();
+    let detaching = std::thread::spawn(move || {
+        let stats = cache.stats();
+        let other = cache.detach("disk1", true, &mut |_| true);
+        let hanging = cache.detach("hanging", true, &mut |_| false);
+        let _ = tell.send((stats.enabled, other, hanging));
+    });
+    // (Where it is held up it ends when the store goes on.)
+    let said = told.recv_timeout(Duration::from_secs(60));
+    let hangs = state.hangs.swap(false, Ordering::SeqCst);
+    detaching.join().unwrap();
+    let (enabled, other, hanging) = said.expect("a detach waits for a flush that hangs");
+    assert!(hangs && enabled);
+    assert!(other.unwrap().is_some() && hanging.unwrap().is_some());
+    assert!(flushing.join().unwrap().is_err(), "nobody knows whether it is durable");
 }

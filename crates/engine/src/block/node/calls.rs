@@ -269,6 +269,8 @@ pub enum Message<B> {
     IntentsReady,
     /// A range may lock its lines now.
     RangeTurn,
+    /// The write budget's file was seen to: writes that could not be paid for are tried again.
+    BudgetKept,
 }
 
 impl<B> Message<B> {

@@ -1,7 +1,7 @@
 //! What maintenance and a start write to the cache device, charged to the write budget where it leaves them.
 //!
 //! Lines are charged when they are asked for, the map's log with each write of its own: before the device has it. What queues
-//! write they charge themselves. So no host charges anything, and none forgets to.
+//! write they pay for themselves, and who is in here writes down what they may. So no host charges anything, and none forgets to.
 
 use larder_base::Nanos;
 use larder_policy::budget::BudgetState;
@@ -14,7 +14,8 @@ use crate::block::log::LogIo;
 pub trait Charges {
     /// The budget.
     fn limits(&self) -> &Limits;
-    /// The budget's file is to say this before anything else is written to flash; then [`Limits::kept`].
+    /// The budget's file is to say this before anything else is written to flash; then [`Limits::kept`]. Only the thread that owns
+    /// maintenance is asked for it, and it may block.
     fn keep_budget(&self, now: Nanos, state: BudgetState);
 }
 
@@ -54,6 +55,11 @@ impl<I, C: Charges> Charged<I, C> {
     pub(super) fn lines(&self, lines: u32, line_bytes: u32) {
         let bytes = u64::from(lines) * u64::from(line_bytes);
         self.keep(self.charges.limits().charge(self.now, bytes));
+    }
+
+    /// More of the budget is written down, if it is time for that.
+    pub(super) fn claim(&self) {
+        self.keep(self.charges.limits().due(self.now));
     }
 
     fn keep(&self, due: Option<BudgetState>) {

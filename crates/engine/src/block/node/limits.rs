@@ -11,9 +11,11 @@
 //!
 //! What volumes may have of the cache (shares, pins) is asked later, by the shard, when the place of the line is known.
 //!
-//! Every byte that goes to the cache device is charged when the write leaves, by [`Limits::charge`] or
-//! [`Limits::charge_log`]: updates and lines of which a part is overwritten by the queue; fills, lines that the cleaner moves and
-//! the map's log by [`charged`](super::charged).
+//! Every byte that goes to the cache device is charged when the write leaves. Fills, lines that the cleaner moves and the map's log are
+//! charged by [`charged`](super::charged), on the thread of maintenance: it writes the budget's file first where that must say more. A
+//! queue pays for updates and for lines of which a part is overwritten ([`Limits::pay`]), out of what the file says already: it waits for
+//! no file. Where that is used up the write waits in the queue until maintenance has had more written down. Maintenance also writes
+//! more down as soon as half is used ([`Limits::due`]), so that hardly any write waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,6 +38,8 @@ struct Ledger {
     budget: WriteBudget,
     /// `None` where nothing outlives the run.
     kept: Option<KeptBudget>,
+    /// Bytes that queues wait to pay for.
+    wanted: u64,
 }
 
 /// No-space pause, write budget and failures of one cache. See the [module](self).
@@ -55,7 +59,7 @@ impl Limits {
     /// process.
     pub fn new(budget: Option<(WriteBudget, Option<KeptBudget>)>, backoff: Backoff) -> Limits {
         let budget = budget.filter(|b| b.0.is_on());
-        let budget = budget.map(|(budget, kept)| Mutex::new(Ledger { budget, kept }));
+        let budget = budget.map(|(budget, kept)| Mutex::new(Ledger { budget, kept, wanted: 0 }));
         let (failures, log_bytes) = (Failures::default(), AtomicU64::new(0));
         Limits { backoff, failures, budget, log_bytes }
     }
@@ -75,6 +79,21 @@ impl Limits {
         ledger.kept.as_ref().and_then(|kept| kept.due(now, &ledger.budget, 0))
     }
 
+    /// The same of lines that leave a queue, out of what the budget's file says already. Returns false, and nothing is charged, if it
+    /// does not say that much: they may leave when it does, and maintenance is to be asked ([`Limits::due`]).
+    #[must_use = "where it is not paid for nothing may be written"]
+    pub fn pay(&self, now: Nanos, bytes: u64) -> bool {
+        let Some(mut ledger) = self.ledger() else { return true };
+        let ledger = &mut *ledger;
+        let pays = ledger.kept.as_ref().is_none_or(|kept| kept.covers(&ledger.budget, bytes));
+        if pays {
+            ledger.budget.charge(now, bytes);
+        } else {
+            ledger.wanted = ledger.wanted.saturating_add(bytes);
+        }
+        pays
+    }
+
     /// The same of bytes of the map's log.
     #[must_use = "it must be in the file before the bytes are written"]
     pub fn charge_log(&self, now: Nanos, bytes: u64) -> Option<BudgetState> {
@@ -87,11 +106,12 @@ impl Limits {
         self.log_bytes.load(Ordering::Relaxed)
     }
 
-    /// What is to be in the file soon, so that no write has to wait for it: half of what was claimed last is used.
+    /// What is to be in the file soon, so that no write has to wait for it: half of what was claimed last is used, or queues wait.
     pub fn due(&self, now: Nanos) -> Option<BudgetState> {
-        let ledger = self.ledger()?;
+        let ledger = &mut *self.ledger()?;
+        let wanted = std::mem::take(&mut ledger.wanted);
         let kept = ledger.kept.as_ref()?;
-        kept.due(now, &ledger.budget, kept.ahead() / 2)
+        kept.due(now, &ledger.budget, wanted.max(kept.ahead() / 2))
     }
 
     /// The file says `state`.
@@ -267,6 +287,12 @@ pub fn judge(
     ahead
 }
 
+/// What admission would say of a read of a line that misses, in words.
+pub fn explain(admission: &RecordedAdmission, line: PolicyLine, kind: BlockKind) -> String {
+    let observed = Observed::default();
+    admission.explain(&BlockCandidate { line, op: BlockOp::Read, kind, observed, victim: None })
+}
+
 /// Whether admission would rather have the first line cached than the second, each with what it holds.
 pub fn prefer(
     admission: &mut RecordedAdmission,
@@ -355,6 +381,32 @@ mod tests {
         assert_eq!(limits.log_bytes(), 333 * 4096);
         assert_eq!(limits.spent(), 333 * 4096 + 666 * 65_536);
         assert_eq!(limits.refuses(Rule::ByPolicy, SECOND, 1), Some(Reason::Budget), "it is owed");
+    }
+
+    /// A queue pays out of what is in the file, and out of nothing else; what it waits for is claimed with the next claim.
+    #[test]
+    fn a_queue_pays_out_of_what_is_in_the_file() {
+        let limits = limited();
+        let (mut file, mut waited) = (0, 0);
+        for i in 1..1000 {
+            let now = Nanos::from_millis(i);
+            let bytes = if i % 100 == 0 { 1 << 30 } else { 65_536 };
+            let before = limits.spent();
+            if limits.pay(now, bytes) {
+                assert!(limits.spent() <= file, "{} {file}", limits.spent());
+                continue;
+            }
+            waited += 1;
+            assert_eq!(limits.spent(), before, "nothing is charged for what is not written");
+            let state = limits.due(now).expect("somebody waits");
+            file = state.spent;
+            assert!(!limits.pay(now, bytes), "it is not in the file yet");
+            limits.kept(now, state);
+            assert!(limits.pay(now, bytes), "it is");
+        }
+        assert!((10..100).contains(&waited), "{waited}");
+        // Without a file, and without a budget, nothing is to be waited for.
+        assert!(Limits::default().pay(SECOND, 1 << 40));
     }
 
     #[test]

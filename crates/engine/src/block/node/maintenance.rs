@@ -349,8 +349,13 @@ impl Maintenance {
         io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
-        let Work { fills, copies, loads, asks, ranges, commit, give_up } = work;
+        let Work { fills, copies, loads, asks, ranges, budget, commit, give_up } = work;
         self.commit |= commit;
+        if !budget.is_empty() {
+            // Clients wait for what is written then.
+            io.claim();
+            budget.into_iter().for_each(|op| shards.budget_kept(op));
+        }
         if let Some(why) = give_up {
             self.give_up(now, &why, shards, io, fx);
         }
@@ -469,6 +474,7 @@ impl Maintenance {
         io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
+        io.claim();
         self.note_again(now, fx);
         let turn = match self.stop {
             Stop::No => self.work(now, shards, io, fx),

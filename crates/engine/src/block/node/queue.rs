@@ -174,6 +174,8 @@ pub struct Queue<H: Host> {
     streams: Streams,
     /// Requests for volumes that move.
     postponed: VecDeque<Submit<H>>,
+    /// Writes of lines that could not be paid for: the budget's file is to say more first.
+    unpaid: VecDeque<(OpId, Message<H::Bytes>)>,
     /// Answers that wait until what a store may have lost is out of the cache.
     untold: Vec<(H::Volume, Answer<H>)>,
     /// Used again by each operation.
@@ -196,6 +198,7 @@ impl<H: Host> Queue<H> {
             out: Out::default(),
             streams: Streams::new(config.ahead, config.group_bytes()),
             postponed: VecDeque::new(),
+            unpaid: VecDeque::new(),
             untold: Vec::new(),
             parts: Vec::new(),
             verdicts: Vec::new(),
@@ -228,17 +231,14 @@ impl<H: Host> Queue<H> {
         (self.me, self.config, self.streams.least())
     }
 
-    /// Whether operations wait for volumes that move, or answers for lines to go.
+    /// Whether operations wait for volumes that move, writes for the budget, or answers for lines to go.
     pub(in crate::block) fn has_put_off(&self) -> bool {
-        !self.postponed.is_empty() || !self.untold.is_empty()
+        !self.postponed.is_empty() || !self.unpaid.is_empty() || !self.untold.is_empty()
     }
 
     /// Whether no operation waits, has begun or is to be told of.
     pub fn is_idle(&self) -> bool {
-        self.ops.is_empty()
-            && self.postponed.is_empty()
-            && self.untold.is_empty()
-            && self.inbox.is_empty()
+        self.ops.is_empty() && !self.has_put_off() && self.inbox.is_empty()
     }
 
     /// Whether [`Queue::turn`] has nothing to do.
@@ -630,16 +630,16 @@ impl<H: Host> Queue<H> {
             Message::IntentsReady => self.range_ready(node, now, fx, id),
             Message::RangeTurn => self.range_turn(node, now, id),
             Message::FlashRead { io, slot, line, lines } => fx.flash_read(io, slot, line, lines),
-            Message::FlashWrite { io, slot, lines, bytes } => {
-                self.charge(node, now, lines);
-                fx.flash_write(io, slot, lines, bytes);
-            }
-            Message::Merge { io, merge, bytes } => {
-                if !self.fault.is(Planted::MergeNotCharged) {
-                    self.charge(node, now, 1);
+            Message::FlashWrite { .. } | Message::Merge { .. } => {
+                // They leave in the order in which they came.
+                if !self.unpaid.is_empty() {
+                    self.unpaid.push_back((id, message));
+                } else if let Err(message) = self.write_flash(node, now, fx, message) {
+                    self.unpaid.push_back((id, message));
+                    node.ask_budget(id);
                 }
-                fx.merge(io, merge, bytes);
             }
+            Message::BudgetKept => self.pay(node, now, fx),
             Message::Load(Load { shard, io, page }) => fx.load(ShardIo { shard, io }, page),
             Message::BackingRead(first) => {
                 let pieces = Pieces::gather(id, first, true, &mut self.inbox, Message::waiting);
@@ -667,11 +667,44 @@ impl<H: Host> Queue<H> {
         }
     }
 
-    /// So many lines leave for flash.
-    fn charge<N: Node<H>>(&self, node: &N, now: Nanos, lines: u32) {
+    // ---- what is written to flash ----
+
+    /// Lines leave for flash, if they can be paid for; else what asks for it comes back.
+    fn write_flash<N: Node<H>>(
+        &self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        message: Message<H::Bytes>,
+    ) -> Result<(), Message<H::Bytes>> {
+        let lines = match message {
+            Message::FlashWrite { lines, .. } => lines,
+            _ => u32::from(!self.fault.is(Planted::MergeNotCharged)),
+        };
         let bytes = u64::from(lines) * u64::from(self.config.line_bytes);
-        if let Some(state) = node.charge(now, bytes) {
-            node.keep_budget(now, state);
+        if bytes > 0 && !node.pay(now, bytes) {
+            if !self.fault.is(Planted::WriteNotAwaited) {
+                return Err(message);
+            }
+            let _ = node.limits().charge(now, bytes);
+        }
+        match message {
+            Message::FlashWrite { io, slot, lines, bytes } => {
+                fx.flash_write(io, slot, lines, bytes)
+            }
+            Message::Merge { io, merge, bytes } => fx.merge(io, merge, bytes),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The budget's file was seen to: writes that wait for it go on, as far as it goes.
+    fn pay<N: Node<H>>(&mut self, node: &N, now: Nanos, fx: &mut impl Effects<H>) {
+        while let Some((id, message)) = self.unpaid.pop_front() {
+            if let Err(message) = self.write_flash(node, now, fx, message) {
+                self.unpaid.push_front((id, message));
+                return node.ask_budget(id);
+            }
         }
     }
 

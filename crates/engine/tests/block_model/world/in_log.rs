@@ -123,6 +123,12 @@ impl Shards for InWorld<'_> {
             self.0.go_on();
         }
     }
+    fn budget_kept(&mut self, op: OpId) {
+        if !self.is_dead() {
+            self.0.look(|at| at.budget_kept(op));
+            self.0.go_on();
+        }
+    }
     fn is_left_alone(&mut self, now: Nanos, region: u32) -> bool {
         self.0.flushes_at_once || self.0.look(|at| at.is_left_alone(now, region))
     }

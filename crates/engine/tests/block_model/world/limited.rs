@@ -30,7 +30,8 @@ impl World {
             };
             let budget = WriteBudget::new(&config, size, self.purse.file(), self.now());
             let budget = budget.expect("a budget");
-            let kept = KeptBudget::new(&budget, size, 16 * LINE);
+            // So little that queues often wait for more.
+            let kept = KeptBudget::new(&budget, size, LINE).with_ahead(4 * LINE);
             (budget, Some(kept))
         });
         let mut limits = Limits::new(budget, pauses);

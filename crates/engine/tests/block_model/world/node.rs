@@ -21,7 +21,6 @@ use larder_policy::block::{
     BlockAccess, BlockCandidate, BlockKind, Observed, Reason, Rule, Verdict as PolicyVerdict,
     VolumeId,
 };
-use larder_policy::budget::BudgetState;
 
 use super::in_log::STORE;
 use super::volumes::{Store, volume_at};
@@ -39,6 +38,7 @@ pub(super) struct Waiting {
     out: Out<Bytes>,
     /// Ranges that need the bits of regions.
     ranges: Vec<(OpId, u32, u32)>,
+    budget: Vec<OpId>,
     /// Parts that were refused: by the budget, and for want of space.
     refused: (u64, u64),
     /// Why the cache is to be given up.
@@ -175,8 +175,8 @@ impl Node<Model> for Now<'_> {
         self.purse.limits()
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.purse.keep_budget(now, state);
+    fn ask_budget(&self, op: OpId) {
+        self.waiting.borrow_mut().budget.push(op);
     }
 
     fn changes(&self) -> &Changes {
@@ -374,6 +374,8 @@ impl World {
         self.work.loads.extend(loads);
         self.work.asks.extend(asks);
         self.work.ranges.append(&mut self.waiting.ranges);
+        self.seen.unpaid += self.waiting.budget.len() as u64;
+        self.work.budget.append(&mut self.waiting.budget);
         self.work.commit |= commit;
         if let Some(why) = self.waiting.give_up.take() {
             self.work.give_up.get_or_insert(why);

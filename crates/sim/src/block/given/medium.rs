@@ -19,8 +19,6 @@ pub(super) struct Medium {
     pub limits: Limits,
     /// The budget's file.
     pub file: Cell<Option<BudgetState>>,
-    /// Bytes that it says are written, by this run.
-    written: Cell<u64>,
 }
 
 impl Charges for Medium {
@@ -29,7 +27,8 @@ impl Charges for Medium {
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.claim(now, Some(state));
+        self.file.set(Some(state));
+        self.limits.kept(now, state);
     }
 }
 
@@ -48,7 +47,6 @@ impl Medium {
             flash: RefCell::new(flash),
             limits: setup::limits(&spec.write_budget, layout, file, true)?,
             file: Cell::new(file),
-            written: Cell::new(0),
         })
     }
 
@@ -60,28 +58,11 @@ impl Medium {
         bytes.write(&mut self.flash.borrow_mut(), at);
     }
 
-    /// Claims more of the budget ahead of time.
-    pub(super) fn keep(&self, now: Nanos) {
-        self.claim(now, self.limits.due(now));
-    }
-
-    /// The file is to say this, unless it is further already.
-    fn claim(&self, now: Nanos, state: Option<BudgetState>) {
-        let Some(state) = state.filter(|s| s.spent >= self.written.get()) else { return };
-        self.put(state);
-        self.limits.kept(now, state);
-    }
-
     /// The last word of a run.
     pub(super) fn save(&self, now: Nanos) {
         if let Some(state) = self.limits.state(now) {
-            self.put(state);
+            self.keep_budget(now, state);
         }
-    }
-
-    fn put(&self, state: BudgetState) {
-        self.written.set(state.spent);
-        self.file.set(Some(state));
     }
 }
 

@@ -8,7 +8,6 @@ use std::rc::Rc;
 use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions, thread_of};
-use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::held::Held;
@@ -22,7 +21,6 @@ use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId, Source, Sum};
 use larder_format::block::Layout;
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
-use larder_policy::budget::BudgetState;
 
 use super::bytes::{Carried, House};
 use super::medium::Medium;
@@ -34,7 +32,7 @@ pub(super) const QUEUE: usize = 0;
 pub(super) const OPERATOR: usize = MAILBOXES - 1;
 
 /// A shard, with the bytes that it may still ask for.
-pub(super) type Cells<B> = RefCell<(node::Shard, Held<House<B>>)>;
+pub(super) type Cells<B> = RefCell<(node::StoredShard, Held<House<B>>)>;
 
 /// See the [module](self).
 pub(super) struct GivenNode<B: Carried> {
@@ -60,7 +58,7 @@ impl<B: Carried> GivenNode<B> {
     pub(super) fn new(
         layout: Layout,
         generation: u64,
-        shards: impl Iterator<Item = node::Shard>,
+        shards: impl Iterator<Item = node::StoredShard>,
         medium: Medium,
     ) -> GivenNode<B> {
         GivenNode {
@@ -211,12 +209,12 @@ impl<B: Carried> Questions for GivenNode<B> {
 }
 
 impl<B: Carried> Calls<House<B>> for GivenNode<B> {
-    type Shard = node::Shard;
+    type Shard = node::StoredShard;
 
     fn shard<R>(
         &self,
         shard: u32,
-        f: impl FnOnce(&mut node::Shard, &mut Held<House<B>>) -> R,
+        f: impl FnOnce(&mut node::StoredShard, &mut Held<House<B>>) -> R,
     ) -> R {
         let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
         f(shard, held)
@@ -248,7 +246,7 @@ impl<B: Carried> Stores for GivenNode<B> {
 }
 
 impl<B: Carried> Node<House<B>> for GivenNode<B> {
-    type Admission = node::Admission;
+    type Admission = node::StoredAdmission;
 
     fn is_enabled(&self) -> bool {
         self.given_up.borrow().is_none()
@@ -258,8 +256,8 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
         &self.medium.limits
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.medium.keep_budget(now, state);
+    fn ask_budget(&self, op: OpId) {
+        let _ = self.inbox.borrow_mut().ask_budget(self.now.get(), op);
     }
 
     fn changes(&self) -> &Changes {
@@ -294,7 +292,7 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
         volume.attached.classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::Admission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::StoredAdmission) -> R) -> R {
         f(&mut volume.attached.admission.borrow_mut())
     }
 

@@ -19,8 +19,6 @@ const SHARE_OF_TIME: u64 = 100;
 /// Reads of one volume's store, for what tells where a file system's metadata is, in one round.
 pub const MOST_LOOKS: u32 = 16;
 
-/// Between two looks at whether more of the write budget must be written down.
-const KEEP: Nanos = Nanos::from_millis(100);
 /// The longest time between two rounds of who has time.
 pub const ROUND: Nanos = Nanos::from_millis(100);
 
@@ -47,7 +45,6 @@ struct Counting {
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub struct Census {
-    next_keep: Nanos,
     next_count: Nanos,
     counting: Option<Counting>,
     /// The shard that is swept, and since when this is done without a rest.
@@ -57,15 +54,6 @@ pub struct Census {
 }
 
 impl Census {
-    /// Whether it is time to look at whether more of the write budget must be written down.
-    pub fn keeps_budget(&mut self, now: Nanos) -> bool {
-        let due = now >= self.next_keep;
-        if due {
-            self.next_keep = now + KEEP;
-        }
-        due
-    }
-
     /// Does a little, under one lock, and says when to come again.
     pub fn turn(&mut self, now: Nanos, lines: &mut impl Lines) -> Turn {
         if self.counting.is_none() && now >= self.next_count {

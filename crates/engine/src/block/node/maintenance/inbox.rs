@@ -19,6 +19,8 @@ pub struct Work<B> {
     pub asks: Vec<(u32, u32)>,
     /// The same for whole ranges: whose, first and last region.
     pub ranges: Vec<(OpId, u32, u32)>,
+    /// Whose writes wait until the write budget's file says more.
+    pub budget: Vec<OpId>,
     /// Somebody waits for records to be durable.
     pub commit: bool,
     /// Why the cache device is not to be used any more.
@@ -33,6 +35,7 @@ impl<B> Default for Work<B> {
             loads: Vec::new(),
             asks: Vec::new(),
             ranges: Vec::new(),
+            budget: Vec::new(),
             commit: false,
             give_up: None,
         }
@@ -128,6 +131,12 @@ impl<B, T> Inbox<B, T> {
     /// The range `op` waits for the bits of `first..=last`. Returns as [`Inbox::leave`].
     pub fn ask_bits(&mut self, now: Nanos, op: OpId, first: u32, last: u32) -> bool {
         self.left.work.ranges.push((op, first, last));
+        self.wants(now)
+    }
+
+    /// A write of `op` waits until the write budget's file says more. Returns as [`Inbox::leave`].
+    pub fn ask_budget(&mut self, now: Nanos, op: OpId) -> bool {
+        self.left.work.budget.push(op);
         self.wants(now)
     }
 

@@ -51,6 +51,8 @@ pub trait Shards {
     fn unsettled(&mut self, shard: u32) -> usize;
     /// The bits for which the range `op` waits are durable, or not needed any more.
     fn bits_ready(&mut self, op: OpId);
+    /// The write budget's file was seen to, for which a write of `op` waits.
+    fn budget_kept(&mut self, op: OpId);
     /// Whether clients have left `region` alone for long enough.
     fn is_left_alone(&mut self, now: Nanos, region: u32) -> bool;
     /// The volume whose store has what `region` caches, if it is anybody's.
@@ -224,6 +226,10 @@ impl<H: Host, N: Node<H, Shard: LoggedShard> + Stores> Shards for AtNode<'_, H, 
 
     fn bits_ready(&mut self, op: OpId) {
         send(self.node, op, Message::IntentsReady);
+    }
+
+    fn budget_kept(&mut self, op: OpId) {
+        send(self.node, op, Message::BudgetKept);
     }
 
     fn is_left_alone(&mut self, now: Nanos, region: u32) -> bool {

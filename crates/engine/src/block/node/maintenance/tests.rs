@@ -1,14 +1,18 @@
 //! Its pacing, with a clock of the test: when it wants to be woken, and what it does late.
 
-use larder_base::UnixSecs;
+use std::cell::Cell;
+
+use larder_base::{ByteSize, UnixSecs};
 use larder_format::Uuid;
 use larder_format::block::Layout;
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 
 use super::*;
 use crate::block::api::{IoId, LineId, OpId};
 use crate::block::log::MapLog;
 use crate::block::node::calls::Out;
 use crate::block::node::limits::Limits;
+use crate::block::node::setup;
 
 const LINE: u32 = 4096;
 const DISK: VolumeId = VolumeId(7);
@@ -24,6 +28,7 @@ struct Few {
     durable: u32,
     ready: Vec<(u32, u32)>,
     ranges: Vec<OpId>,
+    paid: Vec<OpId>,
     disabled: u32,
     written: u32,
     ended: Vec<Result<(), FlashError>>,
@@ -79,6 +84,9 @@ impl Shards for Few {
     }
     fn bits_ready(&mut self, op: OpId) {
         self.ranges.push(op);
+    }
+    fn budget_kept(&mut self, op: OpId) {
+        self.paid.push(op);
     }
     fn is_left_alone(&mut self, now: Nanos, _: u32) -> bool {
         now >= at(40_000)
@@ -207,12 +215,61 @@ impl Bench {
     }
 }
 
+/// A write budget with a file.
+struct Purse {
+    limits: Limits,
+    file: Cell<u64>,
+}
+
+impl Purse {
+    fn new() -> Purse {
+        let tbw = Some(ByteSize(1 << 50));
+        let config = WriteBudgetConfig { tbw, ..WriteBudgetConfig::default() };
+        let layout = Layout::new(64 << 20, LINE, 8, 2).unwrap();
+        let limits = setup::limits(&config, &layout, None, true).unwrap();
+        Purse { limits, file: Cell::new(0) }
+    }
+}
+
+impl Charges for Purse {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    fn keep_budget(&self, now: Nanos, state: BudgetState) {
+        assert!(state.spent > self.file.get());
+        self.file.set(state.spent);
+        self.limits.kept(now, state);
+    }
+}
+
 fn asks(asks: &[(u32, u32)]) -> Work<()> {
     Work { asks: asks.to_vec(), ..Work::default() }
 }
 
 fn fill() -> Fill<()> {
     Fill { shard: 0, io: IoId(3), slot: SlotId(0), lines: 1, bytes: () }
+}
+
+/// Queues write no file: what they may write is written down by who owns this machine, ahead of time, and at once where they wait.
+#[test]
+fn the_budget_is_written_down_for_queues_that_wait_and_ahead_of_time() {
+    let (mut bench, purse) = (Bench::new(), Purse::new());
+    let pay = |millis, bytes| purse.limits.pay(at(millis), bytes);
+    assert!(!pay(201, 4096) && purse.file.get() == 0, "nothing is in the file");
+    let Bench { machine, shards, device, asked } = &mut bench;
+    let mut io = Charged::new(device, &purse, at(201));
+    let work = Work { budget: vec![OpId(5), OpId(6)], ..Work::default() };
+    machine.take(at(201), work, shards, &mut io, asked);
+    assert_eq!(shards.paid, [OpId(5), OpId(6)]);
+    let first = purse.file.get();
+    assert!(first >= 8192 && pay(201, 4096) && pay(201, 4096));
+    machine.turn(at(202), shards, &mut io, asked);
+    assert_eq!(purse.file.get(), first, "there is enough");
+    assert!(pay(203, first / 2));
+    machine.turn(at(204), shards, &mut io, asked);
+    let second = purse.file.get();
+    assert!(second > first, "half is used: more is written down before anybody waits");
+    assert!(!pay(205, second) && pay(205, second - purse.limits.spent()) && !pay(205, 1));
 }
 
 #[test]

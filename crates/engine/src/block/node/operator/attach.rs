@@ -42,8 +42,9 @@ impl Operation {
             }
             Step::Record => return self.record(io, Recorded::is_applied),
             Step::InForce => {
-                io.add();
+                // Before anybody can select anything of it.
                 io.restore_selection();
+                io.add();
             }
             _ => {}
         }

@@ -6,7 +6,6 @@ use std::ops::RangeInclusive;
 
 use larder_base::Nanos;
 use larder_policy::block::{BlockAccess, BlockKind, Reason, Rule, VolumeId};
-use larder_policy::budget::BudgetState;
 
 use crate::block::api::{OpId, Verdict};
 use crate::block::node::calls::{Calls, Message, Told};
@@ -25,8 +24,9 @@ pub trait Node<H: Host>: Calls<H> {
     fn is_enabled(&self) -> bool;
     /// What keeps lines from flash.
     fn limits(&self) -> &Limits;
-    /// The budget's file is to say this before anything else is written to flash.
-    fn keep_budget(&self, now: Nanos, state: BudgetState);
+    /// The budget's file is to say more, for `op`'s write: maintenance is to hear of it (`Inbox::ask_budget`), and
+    /// [`Message::BudgetKept`] says that it was seen to.
+    fn ask_budget(&self, op: OpId);
     /// When regions were last changed.
     fn changes(&self) -> &Changes;
     /// Does `f` with the turns of large ranges locked.
@@ -103,11 +103,11 @@ pub trait Node<H: Host>: Calls<H> {
     fn affords(&self, now: Nanos, bytes: u64) -> bool {
         self.limits().affords(now, bytes)
     }
-    /// See [`Limits::charge`].
-    #[must_use = "it must be in the file before the bytes are written"]
+    /// See [`Limits::pay`].
+    #[must_use = "where it is not paid for nothing may be written"]
     #[inline]
-    fn charge(&self, now: Nanos, bytes: u64) -> Option<BudgetState> {
-        self.limits().charge(now, bytes)
+    fn pay(&self, now: Nanos, bytes: u64) -> bool {
+        self.limits().pay(now, bytes)
     }
     /// An I/O of the cache device has ended. See [`Limits::flash_ended`].
     #[inline]

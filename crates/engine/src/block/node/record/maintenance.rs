@@ -75,7 +75,7 @@ fn put_all(out: &mut Vec<u8>, numbers: &[u64]) {
 }
 
 fn put_work<B>(out: &mut Vec<u8>, work: &Work<B>) {
-    let Work { fills, copies, loads, asks, ranges, commit, give_up } = work;
+    let Work { fills, copies, loads, asks, ranges, budget, commit, give_up } = work;
     put_all(out, &[u64::from(*commit) | u64::from(give_up.is_some()) << 1, fills.len() as u64]);
     for fill in fills {
         put_all(out, &[fill.shard.into(), fill.io.0.into(), fill.slot.0.into()]);
@@ -96,6 +96,8 @@ fn put_work<B>(out: &mut Vec<u8>, work: &Work<B>) {
     for &(op, first, last) in ranges {
         put_all(out, &[op.0, first.into(), last.into()]);
     }
+    put(out, budget.len() as u64);
+    budget.iter().for_each(|op| put(out, op.0));
 }
 
 /// So many things, each of which takes a byte at least.
@@ -144,8 +146,9 @@ fn take_work(c: &mut Cursor<'_>, regions: u32) -> Result<Work<()>, BadRecord> {
             Ok((op, first, last))
         }
     })?;
+    let budget = take_all(c, |c| c.varint("operation").map(OpId))?;
     let give_up = (flags & 2 != 0).then(String::new);
-    Ok(Work { fills, copies, loads, asks, ranges, commit: flags & 1 != 0, give_up })
+    Ok(Work { fills, copies, loads, asks, ranges, budget, commit: flags & 1 != 0, give_up })
 }
 
 /// (When it is looked what has ended is no decision of the machine's: a replay is told when it was.)

@@ -165,6 +165,11 @@ impl<S: Shards> Shards for Noting<'_, S> {
         self.inner.bits_ready(op);
     }
 
+    fn budget_kept(&mut self, op: OpId) {
+        self.told(&[28, op.0]);
+        self.inner.budget_kept(op);
+    }
+
     fn is_left_alone(&mut self, now: Nanos, region: u32) -> bool {
         let alone = self.inner.is_left_alone(now, region);
         let mut heard = self.heard.borrow_mut();
@@ -243,6 +248,8 @@ impl Shards for Told<'_> {
     }
 
     fn bits_ready(&mut self, _: OpId) {}
+
+    fn budget_kept(&mut self, _: OpId) {}
 
     fn is_left_alone(&mut self, _: Nanos, _: u32) -> bool {
         self.answer()

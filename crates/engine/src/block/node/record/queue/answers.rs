@@ -11,7 +11,6 @@ use larder_policy::block::{
     BlockAccess, BlockCandidate, BlockKind, Observed, Reason, Rule, Verdict as PolicyVerdict,
     VolumeId,
 };
-use larder_policy::budget::BudgetState;
 
 use super::codes::{FURTHEST, kind_of, rule_of, state_of, take_message, verdict_of};
 use crate::block::api::{
@@ -177,7 +176,7 @@ impl Node<Replay> for Recorded<'_, '_> {
         self.limits
     }
 
-    fn keep_budget(&self, _: Nanos, _: BudgetState) {}
+    fn ask_budget(&self, _: OpId) {}
 
     fn changes(&self) -> &Changes {
         self.changes
@@ -258,8 +257,8 @@ impl Node<Replay> for Recorded<'_, '_> {
         self.yes()
     }
 
-    fn charge(&self, _: Nanos, _: u64) -> Option<BudgetState> {
-        self.yes().then(BudgetState::default)
+    fn pay(&self, _: Nanos, _: u64) -> bool {
+        self.yes()
     }
 
     fn flash_ended(&self, _: Nanos, _: Result<(), FlashError>) {}

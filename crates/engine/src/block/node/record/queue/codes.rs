@@ -82,6 +82,7 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         Message::BackingChange(_) => 8,
         Message::IntentsReady => 9,
         Message::RangeTurn => 10,
+        Message::BudgetKept => 11,
     };
     out.push(tag);
     put(out, op.0);
@@ -107,7 +108,8 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
             put(out, page.into());
         }
         Message::BackingRead(piece) | Message::BackingChange(piece) => put_piece(out, piece),
-        Message::Done { .. } | Message::IntentsReady | Message::RangeTurn => {}
+        Message::Done { .. } | Message::IntentsReady | Message::RangeTurn | Message::BudgetKept => {
+        }
     }
 }
 
@@ -149,6 +151,7 @@ pub(super) fn take_message(c: &mut Cursor<'_>) -> Result<(OpId, Message<()>), Ba
         8 => Message::BackingChange(take_piece(c)?),
         9 => Message::IntentsReady,
         10 => Message::RangeTurn,
+        11 => Message::BudgetKept,
         other => return Err(unknown(other)),
     };
     Ok((op, message))
@@ -226,6 +229,7 @@ mod tests {
             Message::BackingChange(piece),
             Message::IntentsReady,
             Message::RangeTurn,
+            Message::BudgetKept,
         ];
         let deliver = |came| Message::Deliver { at: 512, len: 1024, bytes: (), came };
         messages.extend(came.map(deliver));

@@ -10,7 +10,6 @@ use larder_policy::block::{
     BlockAccess, BlockCandidate, BlockKind, BlockOp, Observed, Reason, Rule,
     Verdict as PolicyVerdict, VolumeId,
 };
-use larder_policy::budget::BudgetState;
 
 use super::codes::{kind_code, put_message, rule_code, state_code, verdict_code};
 use crate::block::api::{GroupId, LineId, Merge, OpId, Part, SlotId, Source, Verdict};
@@ -140,9 +139,9 @@ impl<H: Host, N: Node<H>> Node<H> for Noting<'_, N> {
         self.inner.limits()
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.told(&[2]);
-        self.inner.keep_budget(now, state);
+    fn ask_budget(&self, op: OpId) {
+        self.told(&[2, op.0]);
+        self.inner.ask_budget(op);
     }
 
     /// As [`limits`](Self::limits).
@@ -263,10 +262,8 @@ impl<H: Host, N: Node<H>> Node<H> for Noting<'_, N> {
         self.said(&[17, now.0, bytes], self.inner.affords(now, bytes))
     }
 
-    fn charge(&self, now: Nanos, bytes: u64) -> Option<BudgetState> {
-        let due = self.inner.charge(now, bytes);
-        self.heard(&[18, now.0, bytes], due.is_some().into());
-        due
+    fn pay(&self, now: Nanos, bytes: u64) -> bool {
+        self.said(&[18, now.0, bytes], self.inner.pay(now, bytes))
     }
 
     /// How it ended is in the record, and what follows from it is no queue's decision.
