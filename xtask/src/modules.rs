@@ -30,6 +30,21 @@ pub(crate) struct Module {
 #[derive(Debug, Default)]
 pub(crate) struct Modules(pub(crate) BTreeMap<ModulePath, Module>);
 
+impl Module {
+    /// Whether a `use` takes this name from none of these crates.
+    pub(crate) fn is_anothers(&self, name: &str, crates: &[&str]) -> bool {
+        let from = self.aliases.get(name).and_then(|path| path.first());
+        from.is_some_and(|from| !crates.contains(&from.as_str()))
+    }
+
+    /// Names under which a `use` gives what has another name, and that.
+    pub(crate) fn renamed(&self) -> impl Iterator<Item = (&str, &str)> {
+        let named = self.aliases.iter();
+        let named = named.filter_map(|(name, path)| Some((name.as_str(), path.last()?.as_str())));
+        named.filter(|(name, last)| name != last && *last != "self")
+    }
+}
+
 impl Modules {
     /// Reads a crate from its first file (`lib.rs`, `main.rs`) on.
     ///

@@ -75,7 +75,7 @@ pub struct Attached {
     pub(super) accounted: AtomicU64,
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
-    pub(super) admission: Mutex<node::Admission>,
+    pub(super) admission: Mutex<node::StoredAdmission>,
     /// Verdicts on its requests that no policy gave.
     governed: Mutex<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.

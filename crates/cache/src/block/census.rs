@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::GroupId;
+use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::{Census, Lines, ROUND, Turn};
 use larder_engine::block::node::owners::Whose;
 use larder_engine::block::node::share::Count;
@@ -101,7 +102,7 @@ impl Lines for Counted<'_> {
     }
 
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
-        locked(&self.cache.shards[shard as usize]).shard.sweep(steps)
+        self.cache.sweep(shard, steps)
     }
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
@@ -114,7 +115,7 @@ impl Lines for Counted<'_> {
             attached.or_else(|| Aside::at(aside, group).map(Whose::Aside))
         };
         // Looked at, and no part of a record.
-        count.turn(&locked(&cache.shards[shard as usize]).shard, of, |volume, more| {
+        cache.count(shard, count, of, |volume, more| {
             *by_volume.entry(volume).or_default() += more;
         })
     }

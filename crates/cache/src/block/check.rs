@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use larder_base::{HashKey, KeyHasher};
-use larder_engine::block::map::Slot;
+use larder_engine::block::node::looks::{Entry, Looks as _};
 use larder_engine::block::node::operator::Operation;
-use larder_engine::block::{LineId, SlotId, Sum};
+use larder_engine::block::{LineId, Sum};
 use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device};
 use serde::{Deserialize, Serialize};
@@ -104,8 +104,6 @@ impl CheckReport {
     }
 }
 
-/// Where a line lies, and its checksum.
-type Entry = (SlotId, LineId, Sum);
 /// A line that has its checksum, and a hash of its bytes.
 type Seen = (LineId, u64);
 type Sessions = BTreeMap<VolumeId, Option<Alone>>;
@@ -199,14 +197,14 @@ impl Core {
             let count = step.min(per - from);
             let done = course.looked + course.compared;
             course.looked += u64::from(count);
-            if self.layout.is_sparse() && !self.has_lines(shard, from, count) {
+            if self.layout.is_sparse() && !self.may_have_lines(shard, from, count) {
                 continue;
             }
             if !go_on(done, course.steps) || self.is_stopped() {
                 return false;
             }
             let start = Instant::now();
-            let mut batch = self.entries(shard, from, count);
+            let mut batch = self.lines_in(shard, from, count);
             if let Some(only) = only {
                 let end = only.base() + only.bytes();
                 batch.retain(|e| (only.base()..end).contains(&self.at(e.1)));
@@ -245,18 +243,12 @@ impl Core {
     }
 
     /// The lines in slots `from..from + count` of a shard.
-    fn entries(&self, shard: u32, from: u32, count: u32) -> Vec<Entry> {
+    fn lines_in(&self, shard: u32, from: u32, count: u32) -> Vec<Entry> {
         if self.layout.is_sparse() {
-            return self.table_entries(shard, from, count);
+            self.table_entries(shard, from, count)
+        } else {
+            self.entries(shard, from, count)
         }
-        let cell = locked(&self.shards[shard as usize]);
-        let slots = (from..from + count).map(SlotId);
-        slots
-            .filter_map(|slot| match cell.shard.get(slot) {
-                Slot::Line(line) => Some((slot, line, cell.shard.map().sum(slot))),
-                Slot::Free | Slot::Held => None,
-            })
-            .collect()
     }
 
     fn check_batch(&self, shard: u32, batch: &[Entry], course: &mut Course<'_>) {
@@ -363,11 +355,7 @@ impl Core {
         let shard = self.placing.shard(line.group());
         let volume = self.node_limits.volume_at(self.at(line));
         let mut look = || {
-            let (slot, sum) = {
-                let cell = locked(&self.shards[shard as usize]);
-                let slot = cell.shard.find(line)?;
-                (slot, cell.shard.map().sum(slot))
-            };
+            let (slot, sum) = self.find_sum(shard, line)?;
             let at = self.layout.slot_at(shard, slot.0);
             let mut bytes = AlignedBuf::zeroed(self.layout.line as usize);
             let wrong = if self.device.read_at(at, &mut bytes).is_err() {

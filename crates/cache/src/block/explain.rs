@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use larder_base::Nanos;
 use larder_engine::block::LineId;
-use larder_engine::block::node::limits::Allows as _;
-use larder_policy::block::{
-    BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule, VerdictCounts,
-};
+use larder_engine::block::node::limits::{self, Allows as _};
+use larder_engine::block::node::looks::Looks as _;
+use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VerdictCounts};
 use serde::{Deserialize, Serialize};
 
 use super::attached::Attached;
@@ -122,7 +121,7 @@ impl Core {
         let start = offset / bytes * bytes;
         let line = LineId((volume.base() + start) / bytes);
         let shard = self.placing.shard(line.group());
-        let find = || locked(&self.shards[shard as usize]).shard.find(line);
+        let find = || self.find(shard, line);
         let slot = if self.layout.is_sparse() && self.is_enabled() {
             // With the line its page of the table is there.
             let go_on = &mut || !locked(&self.log_inbox).stopped;
@@ -144,10 +143,7 @@ impl Core {
             "the cache is out of use: the volume is in pass-through".to_owned()
         } else {
             let line = PolicyLine { volume: volume.id, offset: start };
-            let op = BlockOp::Read;
-            let observed = Default::default();
-            let candidate = BlockCandidate { line, op, kind, observed, victim: None };
-            let said = locked(&volume.admission).explain(&candidate);
+            let said = limits::explain(&locked(&volume.admission), line, kind);
             let said = match rule {
                 Rule::Always => format!("selected to be cached always; otherwise it {said}"),
                 Rule::Never => format!("selected never to be cached; otherwise it {said}"),

@@ -258,7 +258,7 @@ impl LogThread {
     /// Without a log the cache has been given up; `superblock` is what it had.
     pub(super) fn new(
         cache: Arc<Core>,
-        log: Option<node::Log>,
+        log: Option<node::StoredLog>,
         superblock: BlockSuperblock,
         fills: FileQueue,
         budget: BudgetFile,

@@ -86,9 +86,10 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
-use larder_engine::block::node::Shard;
+use larder_engine::block::node::StoredShard;
 use larder_engine::block::node::calls::{self, OP_BITS};
 use larder_engine::block::node::failing::{FlashError, page_slots};
+use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::Inbox;
 use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Sum};
 use larder_format::block::{BlockSuperblock, Layout};
@@ -364,10 +365,10 @@ impl Core {
     /// Counters now.
     pub fn stats(&self) -> CacheStats {
         let (mut sum, mut map_bytes) = (BlockStats::default(), 0);
-        for cell in &self.shards {
-            let cell = locked(cell);
-            sum.add(&cell.shard.stats());
-            map_bytes += cell.shard.map().memory_bytes();
+        for shard in 0..self.layout.shards {
+            let (stats, map) = self.figures(shard);
+            sum.add(&stats);
+            map_bytes += map;
         }
         let line = u64::from(self.layout.line);
         let totals = self.totals();
@@ -399,7 +400,7 @@ impl Core {
         if !self.is_enabled() {
             return 0;
         }
-        self.shards.iter().map(|cell| u64::from(locked(cell).shard.lines())).sum()
+        (0..self.layout.shards).map(|shard| u64::from(self.lines(shard))).sum()
     }
 
     /// Calls shard `shard` on behalf of worker `me`, if it is one: see [`calls::call`].
@@ -409,7 +410,7 @@ impl Core {
         shard: u32,
         me: Option<usize>,
         out: &mut Out,
-        f: impl FnOnce(&mut Shard, &mut Fx<'_>) -> R,
+        f: impl FnOnce(&mut StoredShard, &mut Fx<'_>) -> R,
     ) -> R {
         calls::call(self, shard, me, out, f)
     }

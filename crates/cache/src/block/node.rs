@@ -20,7 +20,7 @@ use larder_engine::block::{GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
 use larder_runtime::Payload;
 
-use super::shard::{Daemon, Known, LockedShard, Out};
+use super::shard::{Daemon, Known, Out};
 use super::{Attached, Core, locked};
 
 impl Owners for Core {
@@ -110,12 +110,16 @@ impl Questions for Core {
 }
 
 impl Calls<Daemon> for Core {
-    type Shard = node::Shard;
+    type Shard = node::StoredShard;
 
     #[inline]
-    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut node::Shard, &mut Held<Daemon>) -> R) -> R {
+    fn shard<R>(
+        &self,
+        shard: u32,
+        f: impl FnOnce(&mut node::StoredShard, &mut Held<Daemon>) -> R,
+    ) -> R {
         let mut cell = locked(&self.shards[shard as usize]);
-        let LockedShard { shard, held } = &mut *cell;
+        let (shard, held) = cell.parts();
         f(shard, held)
     }
 
@@ -146,7 +150,7 @@ impl Stores for Core {
 }
 
 impl Node<Daemon> for Core {
-    type Admission = node::Admission;
+    type Admission = node::StoredAdmission;
 
     fn is_enabled(&self) -> bool {
         Core::is_enabled(self)
@@ -204,7 +208,7 @@ impl Node<Daemon> for Core {
         volume.attached().classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::Admission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::StoredAdmission) -> R) -> R {
         f(&mut locked(&volume.attached().admission))
     }
 

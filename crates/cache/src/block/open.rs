@@ -546,7 +546,7 @@ fn open_as(
                     "{dropped} lines are dropped: nothing proves that they are as the volumes are"
                 );
             }
-            (log.superblock().clone(), shards, Some(node::Log::new(log)), None, warmth)
+            (log.superblock().clone(), shards, Some(node::StoredLog::new(log)), None, warmth)
         }
         Started::Without(without) => {
             let Without { superblock, shards, why, .. } = *without;
@@ -562,7 +562,7 @@ fn open_as(
         device,
         superblock,
         region,
-        shards: shards.into_iter().map(node::Shard::new).collect(),
+        shards: shards.into_iter().map(node::StoredShard::new).collect(),
         needed,
         node_limits,
         budget,
@@ -661,12 +661,12 @@ pub(super) struct Begun {
     pub device: FlashDevice,
     pub superblock: BlockSuperblock,
     pub region: Region,
-    pub shards: Vec<node::Shard>,
+    pub shards: Vec<node::StoredShard>,
     pub needed: Needed,
     pub node_limits: NodeLimits,
     pub budget: BudgetFile,
     /// None without a cache.
-    pub log: Option<node::Log>,
+    pub log: Option<node::StoredLog>,
     /// Why it is not used, if it is not.
     pub given_up: Option<String>,
     pub warmth: Warmth,

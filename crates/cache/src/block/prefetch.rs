@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::node::limits::Allows as _;
+use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::prefetch::Prefetch as Pacing;
 use larder_engine::block::{GROUP_LINES, LineId};
 use larder_policy::block::Reason;
@@ -263,15 +264,10 @@ impl Porter {
         let first = LineId((self.volume.base() + at) / line).group().line(0);
         let (from, to) = ((self.volume.base() + at) / line, (self.volume.base() + next - 1) / line);
         let shard = self.cache.placing.shard(first.group());
-        let mut wanted = 0u16;
-        {
-            let cell = locked(&self.cache.shards[shard as usize]);
-            for number in from..=to {
-                let cached = cell.shard.find(LineId(number)).is_some();
-                self.report.cached_before += u64::from(cached);
-                wanted |= u16::from(!cached) << LineId(number).index();
-            }
-        }
+        let asked = (from..=to).fold(0u16, |mask, number| mask | 1 << LineId(number).index());
+        let (cached, _) = self.cache.cached(shard, first.group(), asked);
+        let wanted = asked & !cached;
+        self.report.cached_before += u64::from(cached.count_ones());
         self.report.lines += to - from + 1;
         let (node_limits, report) = (&self.cache.node_limits, &mut self.report);
         let mut lines: Vec<u32> = (0..GROUP_LINES).filter(|i| wanted & 1 << i != 0).collect();
@@ -341,7 +337,7 @@ impl Porter {
     }
 
     fn may_ask(&self, shard: u32, lines: u32) -> bool {
-        let filling = locked(&self.cache.shards[shard as usize]).shard.fills_under_way();
+        let filling = self.cache.fills_under_way(shard);
         self.pacing.may_ask(self.cache.now(), filling, lines)
     }
 
@@ -391,17 +387,10 @@ impl Porter {
         for _ in 0..self.settling.len() {
             let Some(mut asked) = self.settling.pop_front() else { return };
             let shard = self.cache.placing.shard(asked.first.group());
-            let (mut cached, on_the_way) = {
-                let cell = locked(&self.cache.shards[shard as usize]);
-                let here = |i: &u32| cell.shard.find(asked.first.group().line(*i)).is_some();
-                let wanted = (0..GROUP_LINES).filter(|i| asked.wanted & 1 << i != 0);
-                let cached = wanted.filter(here).fold(0u16, |m, i| m | 1 << i);
-                (cached, cell.shard.fills_under_way() > 0)
-            };
-            cached &= asked.wanted;
+            let (cached, filling) = self.cache.cached(shard, asked.first.group(), asked.wanted);
             let missing = asked.wanted & !cached;
             let now = self.cache.now();
-            if missing != 0 && on_the_way && self.pacing.waits_for(now, asked.since) {
+            if missing != 0 && filling > 0 && self.pacing.waits_for(now, asked.since) {
                 self.settling.push_back(asked);
                 continue;
             }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use larder_engine::block::BlockConfig;
 use larder_engine::block::node;
+use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::{
     Arrival, BlockRunSetup, BlockTape, SharedTape, VolumeSetup, VolumesTape,
@@ -130,11 +131,11 @@ impl Recording {
 
 impl Core {
     /// Every stream gets its tape, before anything runs.
-    pub(super) fn begin_recording(&self, log: &mut node::Log) {
+    pub(super) fn begin_recording(&self, log: &mut node::StoredLog) {
         let Some(recording) = &self.recorder else { return };
-        for (stream, cell) in self.shards.iter().enumerate() {
-            if let Some(tape) = recording.tape(stream) {
-                locked(cell).shard.record(tape);
+        for shard in 0..self.layout.shards {
+            if let Some(tape) = recording.tape(shard as usize) {
+                self.record(shard, tape);
             }
         }
         if let Some(tape) = recording.tape(self.shards.len()) {
@@ -223,14 +224,14 @@ impl Core {
             locked(&recording.changes).flush_chunk();
             recording.queues.iter().for_each(SharedTape::flush_chunk);
         }
-        self.shards.iter().for_each(|cell| locked(cell).shard.flush_chunk());
+        (0..self.layout.shards).for_each(|shard| self.hand_on_tape(shard));
         self.volumes().iter().for_each(|v| locked(&v.admission).flush_chunk());
     }
 
     /// Ends recording: nothing is asked any more. The log's own tape has ended before.
     pub(super) fn end_recording(&self) {
         let Some(recording) = &self.recorder else { return };
-        self.shards.iter().for_each(|cell| locked(cell).shard.end_recording());
+        (0..self.layout.shards).for_each(|shard| self.end_tape(shard));
         locked(&recording.changes).end_recording();
         recording.maintenance.end_recording();
         recording.queues.iter().for_each(SharedTape::end_recording);

@@ -27,16 +27,21 @@ pub(super) type Out = calls::Out<Payload>;
 pub(super) type Fill = calls::Fill<Payload>;
 pub(super) type Fx<'a> = calls::Fx<'a, Daemon, Core>;
 
-/// What a shard's lock guards.
+/// What a shard's lock guards. It is called by the engine, through [`Core`]'s `Calls`.
 pub(super) struct LockedShard {
-    pub shard: node::Shard,
+    shard: node::StoredShard,
     /// Bytes that it may still ask for.
-    pub held: Held<Daemon>,
+    held: Held<Daemon>,
 }
 
 impl LockedShard {
-    pub(super) fn new(shard: node::Shard) -> LockedShard {
+    pub(super) fn new(shard: node::StoredShard) -> LockedShard {
         LockedShard { shard, held: Held::default() }
+    }
+
+    #[inline]
+    pub(super) fn parts(&mut self) -> (&mut node::StoredShard, &mut Held<Daemon>) {
+        (&mut self.shard, &mut self.held)
     }
 }
 

@@ -4,15 +4,15 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 
 use larder_base::ByteSize;
-use larder_engine::block::map::Slot;
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::{LineId, SlotId, Sum};
+use larder_engine::block::node::looks::{Entry, Looks as _, Pages};
+use larder_engine::block::{SlotId, Sum};
 use larder_format::block::Layout;
 use larder_format::{PAGE_SIZE, block::Placement};
 use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
 
+use super::Core;
 use super::open::{CacheError, FormatConfig};
-use super::{Core, locked};
 
 /// Makes the file of a sparse cache, empty and as large as it is to seem. Nothing that was there is left.
 pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
@@ -90,46 +90,10 @@ impl Core {
         tell(slots.as_deref().map_err(|&e| e));
     }
 
-    /// Whether there may be lines in slots `from..from + count` of a shard.
-    pub(super) fn has_lines(&self, shard: u32, from: u32, count: u32) -> bool {
-        let cell = locked(&self.shards[shard as usize]);
-        cell.shard.map().sparse().is_some_and(|map| {
-            let per = map.page_slots();
-            (from / per..=(from + count - 1) / per).any(|page| map.lines_in(page) > 0)
-        })
-    }
-
     /// The lines in slots `from..from + count` of a shard: also those of which the page is not in memory. One that is
     /// changed meanwhile is looked at again.
-    pub(super) fn table_entries(
-        &self,
-        shard: u32,
-        from: u32,
-        count: u32,
-    ) -> Vec<(SlotId, LineId, Sum)> {
-        let mut found = Vec::new();
-        let mut absent = Vec::new();
-        let per = {
-            let cell = locked(&self.shards[shard as usize]);
-            let map = cell.shard.map();
-            let Some(table) = map.sparse() else { return found };
-            let per = table.page_slots();
-            for page in from / per..=(from + count - 1) / per {
-                if table.lines_in(page) == 0 {
-                    continue;
-                }
-                if !table.is_here(page) {
-                    absent.push(page);
-                    continue;
-                }
-                let slots = (page * per).max(from)..((page + 1) * per).min(from + count);
-                found.extend(slots.map(SlotId).filter_map(|slot| match map.get(slot) {
-                    Slot::Line(line) => Some((slot, line, map.sum(slot))),
-                    Slot::Free | Slot::Held => None,
-                }));
-            }
-            per
-        };
+    pub(super) fn table_entries(&self, shard: u32, from: u32, count: u32) -> Vec<Entry> {
+        let Pages { here: mut found, absent, slots: per } = self.pages(shard, from, count);
         for page in absent {
             let mut bytes = vec![0u8; PAGE_SIZE];
             if self.device.read_at(self.layout.table_at(shard, page), &mut bytes).is_err() {

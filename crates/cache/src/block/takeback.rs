@@ -9,6 +9,7 @@ use larder_engine::block::Fault;
 use larder_engine::block::map::Map;
 use larder_engine::block::node::attachment::Step;
 use larder_engine::block::node::flushes::LOCKED;
+use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::start::takeback::{Again, Anew, NotTakenBack};
@@ -125,7 +126,7 @@ impl Anew for Empty<'_> {
     }
 
     fn is_idle(&mut self, shard: u32) -> bool {
-        locked(&self.cache.shards[shard as usize]).shard.is_idle()
+        self.cache.is_idle(shard)
     }
 
     fn empty_map(&mut self, shard: u32) -> Map {

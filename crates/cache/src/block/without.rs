@@ -105,7 +105,7 @@ pub fn open_without(
         device,
         superblock,
         region: Region::private(),
-        shards: shards.into_iter().map(node::Shard::new).collect(),
+        shards: shards.into_iter().map(node::StoredShard::new).collect(),
         needed,
         node_limits,
         budget,

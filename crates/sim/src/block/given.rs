@@ -46,7 +46,7 @@ pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::node::start::places::{Comer, Decided};
 use larder_engine::block::node::start::{Left, Notes, Setup, Started};
-use larder_engine::block::node::{Log, Shard};
+use larder_engine::block::node::{StoredLog, StoredShard};
 use larder_engine::block::{BlockStats, Fault, LogStats};
 use larder_format::block::superblock::{COPY_BYTES, choose};
 use larder_format::block::{BlockSuperblock, BlockSuperblockError, Volume as Record};
@@ -325,11 +325,11 @@ impl<B: Carried> Given<B> {
             Err(why) => return Err(GivenError::Refused(format!("{why:?}"))),
         };
         let superblock = begun.log.superblock().clone();
-        let shards = begun.shards.into_iter().map(Shard::new);
+        let shards = begun.shards.into_iter().map(StoredShard::new);
         let node = GivenNode::new(layout, superblock.generation, shards, medium);
         let placing = Placing::of(&layout, superblock.key);
         let queue = Queue::new(node::QUEUE, Config::new(&layout, placing, spec.readahead.0));
-        let log = Some(Log::new(begun.log));
+        let log = Some(StoredLog::new(begun.log));
         let mut upkeep =
             Upkeep::new(Maintenance::new(Pace::default(), log, superblock.clone()), memory);
         upkeep.begun.barred = barred;

@@ -24,9 +24,10 @@ use std::collections::{BTreeMap, VecDeque};
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
-use larder_engine::block::node::Shard;
+use larder_engine::block::node::StoredShard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::looks::Looks;
 use larder_engine::block::node::maintenance::{
     COUNT, Census, Lines, Maintenance, Pace, ROUND, Turn,
 };
@@ -172,7 +173,7 @@ impl BlockSim {
             map_memory += shard.map().memory_bytes();
             shard
         });
-        let shards: Vec<Shard> = shards.collect();
+        let shards: Vec<StoredShard> = shards.collect();
         let generation = superblock.generation;
         let log = setup::fresh_log(superblock.clone());
         let volume =
@@ -530,7 +531,7 @@ impl Lines for Counted<'_> {
     }
 
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
-        self.node.cells[shard as usize].borrow_mut().0.sweep(steps)
+        self.node.sweep(shard, steps)
     }
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
@@ -539,7 +540,7 @@ impl Lines for Counted<'_> {
         }
         let (space, line) = (self.node.space.borrow(), u64::from(self.node.layout.line));
         let of = |group: GroupId| space.unmap(group.line(0).0 * line).map(|v| VolumeId(v.0));
-        count.turn(&self.node.cells[shard as usize].borrow().0, of, |volume, lines| {
+        Looks::count(self.node, shard, count, of, |volume, lines| {
             *self.lines.entry(volume.0).or_default() += lines;
         })
     }

@@ -94,7 +94,7 @@ pub(super) struct SimNode {
     superblock: BlockSuperblock,
     pub layout: Layout,
     /// Shards, with the bytes that they may still ask for.
-    pub cells: Vec<RefCell<(node::Shard, Held<Sim>)>>,
+    pub cells: Vec<RefCell<(node::StoredShard, Held<Sim>)>>,
     /// The time.
     pub now: Cell<Nanos>,
     mail: RefCell<Mail<Sim>>,
@@ -113,7 +113,7 @@ pub(super) struct SimNode {
     pub volume_bytes: u64,
     /// That is what a volume has, and no guess.
     knows_volumes: bool,
-    pub admissions: RefCell<BTreeMap<u32, node::Admission>>,
+    pub admissions: RefCell<BTreeMap<u32, node::StoredAdmission>>,
     /// Lines last seen as metadata; kept where that makes a difference.
     metadata: RefCell<BTreeSet<LineId>>,
     knows_metadata: bool,
@@ -122,7 +122,7 @@ pub(super) struct SimNode {
 impl SimNode {
     pub(super) fn new(
         superblock: BlockSuperblock,
-        shards: impl Iterator<Item = node::Shard>,
+        shards: impl Iterator<Item = node::StoredShard>,
         admission: BlockAdmissionConfig,
         (volume_bytes, stretch): (u64, u64),
         (limits, shares): (Limits, Shares),
@@ -153,7 +153,7 @@ impl SimNode {
         Ok(node)
     }
 
-    fn new_admission(&self) -> Result<node::Admission, BlockAdmissionError> {
+    fn new_admission(&self) -> Result<node::StoredAdmission, BlockAdmissionError> {
         setup::admission(&self.admission, &self.superblock, self.volume_bytes)
     }
 
@@ -207,12 +207,12 @@ impl SimNode {
     }
 
     /// Does `f` with each shard.
-    pub(super) fn each(&self, mut f: impl FnMut(&mut node::Shard)) {
+    pub(super) fn each(&self, mut f: impl FnMut(&mut node::StoredShard)) {
         self.cells.iter().for_each(|cell| f(&mut cell.borrow_mut().0));
     }
 
     /// Whether `f` is true of any shard.
-    pub(super) fn any(&self, f: impl Fn(&node::Shard) -> bool) -> bool {
+    pub(super) fn any(&self, f: impl Fn(&node::StoredShard) -> bool) -> bool {
         self.cells.iter().any(|cell| f(&cell.borrow().0))
     }
 
@@ -336,9 +336,13 @@ impl Questions for SimNode {
 }
 
 impl Calls<Sim> for SimNode {
-    type Shard = node::Shard;
+    type Shard = node::StoredShard;
 
-    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut node::Shard, &mut Held<Sim>) -> R) -> R {
+    fn shard<R>(
+        &self,
+        shard: u32,
+        f: impl FnOnce(&mut node::StoredShard, &mut Held<Sim>) -> R,
+    ) -> R {
         let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
         f(shard, held)
     }
@@ -381,7 +385,7 @@ impl Stores for SimNode {
 }
 
 impl Node<Sim> for SimNode {
-    type Admission = node::Admission;
+    type Admission = node::StoredAdmission;
 
     fn is_enabled(&self) -> bool {
         true
@@ -439,7 +443,7 @@ impl Node<Sim> for SimNode {
         known.map_or(BlockKind::Unknown, |_| BlockKind::Metadata)
     }
 
-    fn admission<R>(&self, volume: &Run, f: impl FnOnce(&mut node::Admission) -> R) -> R {
+    fn admission<R>(&self, volume: &Run, f: impl FnOnce(&mut node::StoredAdmission) -> R) -> R {
         let mut admissions = self.admissions.borrow_mut();
         f(admissions.get_mut(&volume.volume).expect("a volume that was added"))
     }

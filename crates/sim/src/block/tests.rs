@@ -637,7 +637,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     let now = sim.now();
     sim.run_until(now + Nanos::from_secs(20));
     settle(&mut sim);
-    sim.node.each(Shard::end_recording);
+    sim.node.each(StoredShard::end_recording);
     sim.maintenance.end_recording();
     queue.end_recording();
     sim.node.admissions.borrow_mut().values_mut().for_each(|a| a.end_recording());

@@ -191,6 +191,50 @@ fn a_store_that_hangs_does_not_hold_up_what_is_selected_of_others() {
     assert_eq!((selected.unwrap(), unselected.unwrap()), ((1, 0), 1));
 }
 
+/// Who wants to have in the file what is selected waits for the file, and nobody else does.
+#[test]
+fn a_file_that_hangs_holds_up_nobody_but_who_waits_for_it() {
+    let bench = bench(&[8 << 20, 8 << 20], 64 << 20, SHAPE);
+    // Whoever reads it waits until somebody writes to it.
+    let uuid = &bench.cache.node_limits.uuid;
+    let state = bench.dir.path().join("state");
+    std::fs::create_dir_all(&state).unwrap();
+    let file = state.join(format!("block-selection-{uuid}.json"));
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &file, mode).unwrap();
+    let first = bench.cache.clone();
+    let selects =
+        std::thread::spawn(move || first.select("disk0", Some(Rule::Always), None, "kept"));
+    // It can be opened like this when somebody reads.
+    let until = Instant::now() + PATIENCE;
+    let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
+    let writes = loop {
+        match rustix::fs::open(&file, flags, mode) {
+            Ok(writes) => break writes,
+            Err(_) => assert!(Instant::now() < until, "nobody reads the file"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let disk0 = bench.cache.attached("disk0").unwrap();
+    assert_eq!(bench.cache.selected_of(&disk0).0, Rule::Always, "it is in force");
+    let (tell, told) = mpsc::channel();
+    let second = bench.cache.clone();
+    let detaches = std::thread::spawn(move || {
+        let dropped = second.drop_lines("disk0", None, &mut || true);
+        let _ = tell.send((dropped, second.detach("disk1", true, &mut |_| true)));
+    });
+    // (Where it is held up it ends when the file is read.)
+    let said = told.recv_timeout(Duration::from_secs(60));
+    assert!(!selects.is_finished(), "the file hangs still");
+    drop(writes);
+    detaches.join().unwrap();
+    assert_eq!(selects.join().unwrap().unwrap(), (0, 0));
+    let (dropped, detached) = said.expect("a detach waits for a file that it does not need");
+    assert_eq!((dropped.unwrap(), detached.unwrap().is_some()), (Some(0), true));
+    let kept = std::fs::read_to_string(&file).unwrap();
+    assert!(kept.contains("disk0") && kept.contains("always"), "{kept}");
+}
+
 /// Lines where a volume was are not its own: what it may have lost lies elsewhere.
 #[test]
 fn losses_are_not_settled_where_the_volume_was() {

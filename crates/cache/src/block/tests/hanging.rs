@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 
+use larder_engine::block::node::calls::Calls as _;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
@@ -197,8 +198,8 @@ fn a_store_that_hangs_does_not_hold_up_sweep_and_count() {
     waits_for(&|| volume.lines() == lines && lines > 0);
     let trim = Op::Trim { offset: 0, len: 64 << 20, fua: false };
     one(&mut *session, trim).outcome.unwrap();
-    let wants = |cell: &Mutex<LockedShard>| locked(cell).shard.wants_sweep();
-    waits_for(&|| !bench.cache.shards.iter().any(wants));
+    let wants = |shard| bench.cache.shard(shard, |shard, _| shard.wants_sweep());
+    waits_for(&|| !(0..bench.cache.layout.shards).any(wants));
     waits_for(&|| volume.lines() == 0);
 }
 

@@ -287,6 +287,12 @@ pub fn judge(
     ahead
 }
 
+/// What admission would say of a read of a line that misses, in words.
+pub fn explain(admission: &RecordedAdmission, line: PolicyLine, kind: BlockKind) -> String {
+    let observed = Observed::default();
+    admission.explain(&BlockCandidate { line, op: BlockOp::Read, kind, observed, victim: None })
+}
+
 /// Whether admission would rather have the first line cached than the second, each with what it holds.
 pub fn prefer(
     admission: &mut RecordedAdmission,

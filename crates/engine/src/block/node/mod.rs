@@ -18,6 +18,7 @@
 //! | [`flushes`] | which flush of a store covers which region whose bit is to go |
 //! | [`held`] | which bytes a shard may still ask for |
 //! | [`limits`] | what keeps a line from flash, in which order, whatever admission says; what is charged to the write budget |
+//! | [`looks`] | nothing: it is what operators, counts, figures and recordings ask of shards |
 //! | [`maintenance`] | when fills and records are written, which ranges have their bits, which store is flushed, when the cache is given up, how a run ends |
 //! | [`operator`] | how what an operator asks for is done: lines locked over all shards and dropped in turns, stores distrusted, bits hurried, what a change of what is selected drops |
 //! | [`owners`] | whose a line is, and with that which may be displaced, may come, or is pinned |
@@ -45,6 +46,7 @@ pub mod failing;
 pub mod flushes;
 pub mod held;
 pub mod limits;
+pub mod looks;
 pub mod maintenance;
 pub mod operator;
 pub mod owners;
@@ -59,8 +61,8 @@ pub mod setup;
 pub mod share;
 pub mod start;
 
-/// The machines that a host holds behind its locks and hands back here. Each notes what it is told and decides, while a run is
-/// recorded.
+/// The machines that a host stores behind its locks and hands back here: it calls none. Each notes what it is told and decides, while a
+/// run is recorded.
 pub use super::record::{
-    RecordedAdmission as Admission, RecordedLog as Log, RecordedShard as Shard,
+    RecordedAdmission as StoredAdmission, RecordedLog as StoredLog, RecordedShard as StoredShard,
 };

@@ -32,7 +32,7 @@ pub(super) const QUEUE: usize = 0;
 pub(super) const OPERATOR: usize = MAILBOXES - 1;
 
 /// A shard, with the bytes that it may still ask for.
-pub(super) type Cells<B> = RefCell<(node::Shard, Held<House<B>>)>;
+pub(super) type Cells<B> = RefCell<(node::StoredShard, Held<House<B>>)>;
 
 /// See the [module](self).
 pub(super) struct GivenNode<B: Carried> {
@@ -58,7 +58,7 @@ impl<B: Carried> GivenNode<B> {
     pub(super) fn new(
         layout: Layout,
         generation: u64,
-        shards: impl Iterator<Item = node::Shard>,
+        shards: impl Iterator<Item = node::StoredShard>,
         medium: Medium,
     ) -> GivenNode<B> {
         GivenNode {
@@ -209,12 +209,12 @@ impl<B: Carried> Questions for GivenNode<B> {
 }
 
 impl<B: Carried> Calls<House<B>> for GivenNode<B> {
-    type Shard = node::Shard;
+    type Shard = node::StoredShard;
 
     fn shard<R>(
         &self,
         shard: u32,
-        f: impl FnOnce(&mut node::Shard, &mut Held<House<B>>) -> R,
+        f: impl FnOnce(&mut node::StoredShard, &mut Held<House<B>>) -> R,
     ) -> R {
         let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
         f(shard, held)
@@ -246,7 +246,7 @@ impl<B: Carried> Stores for GivenNode<B> {
 }
 
 impl<B: Carried> Node<House<B>> for GivenNode<B> {
-    type Admission = node::Admission;
+    type Admission = node::StoredAdmission;
 
     fn is_enabled(&self) -> bool {
         self.given_up.borrow().is_none()
@@ -292,7 +292,7 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
         volume.attached.classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::Admission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::StoredAdmission) -> R) -> R {
         f(&mut volume.attached.admission.borrow_mut())
     }
 

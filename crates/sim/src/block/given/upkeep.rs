@@ -9,6 +9,7 @@ use larder_engine::block::node::calls::{Copying, Fill, Load};
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::flushes::{Flushed, has_made_durable};
+use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::{
     AtNode, Census, Effects, Left, Lines, MOST_LOOKS, Maintenance, ROUND, Turn, Work,
 };
@@ -329,7 +330,7 @@ impl<B: Carried> Lines for Counted<'_, B> {
     }
 
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
-        self.node.cells[shard as usize].borrow_mut().0.sweep(steps)
+        self.node.sweep(shard, steps)
     }
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
@@ -340,7 +341,7 @@ impl<B: Carried> Lines for Counted<'_, B> {
             let attached = node.owner(group.line(0)).map(|v| Whose::Attached(v.id));
             attached.or_else(|| aside_at(aside, |&at| at, group).map(Whose::Aside))
         };
-        count.turn(&node.cells[shard as usize].borrow().0, of, |volume, more| {
+        node.count(shard, count, of, |volume, more| {
             *by_volume.entry(volume).or_default() += more;
         })
     }

@@ -33,7 +33,7 @@ pub(super) struct Attached {
     pub account: Account,
     /// Something is selected of it.
     pub selected: Cell<bool>,
-    pub admission: RefCell<node::Admission>,
+    pub admission: RefCell<node::StoredAdmission>,
     /// Verdicts that no policy gave.
     governed: RefCell<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.
