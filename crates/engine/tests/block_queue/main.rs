@@ -22,7 +22,7 @@ use larder_engine::block::node::owners::Accounts;
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
-use larder_engine::block::node::{Shard, setup};
+use larder_engine::block::node::{StoredShard, setup};
 use larder_engine::block::{
     BlockConfig, BlockLimits, GroupId, LineId, Merge, OpId, Regions, SlotId, Verdict, WriteMode,
 };
@@ -194,7 +194,7 @@ impl Bell {
 }
 
 struct Shared {
-    shards: Vec<Mutex<(Shard, Held<Model>)>>,
+    shards: Vec<Mutex<(StoredShard, Held<Model>)>>,
     mail: Vec<Mutex<Mail<Model>>>,
     bells: Vec<Bell>,
     inbox: Mutex<Inbox<Values, Task>>,
@@ -315,9 +315,9 @@ impl Questions for Shared {
 }
 
 impl Calls<Model> for Shared {
-    type Shard = Shard;
+    type Shard = StoredShard;
 
-    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut Shard, &mut Held<Model>) -> R) -> R {
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut StoredShard, &mut Held<Model>) -> R) -> R {
         let (shard, held) = &mut *self.shards[shard as usize].lock().unwrap();
         f(shard, held)
     }

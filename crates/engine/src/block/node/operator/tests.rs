@@ -289,7 +289,7 @@ fn a_volume_is_added_when_that_is_recorded_and_its_plan_is_looked_at_behind_its_
     };
     let (mut host, mut comes) = (Host::default(), attach(false));
     assert_eq!(run(&mut comes, &mut host, Operation::attach_step), Ask::Over);
-    assert_eq!(host.asked, ["make durable", "holds", "record", "add", "restore selection"]);
+    assert_eq!(host.asked, ["make durable", "holds", "record", "restore selection", "add"]);
 
     let recorded = Recorded { applied: false, durable: true };
     let mut host = Host { recorded, ..Host::default() };
@@ -301,7 +301,7 @@ fn a_volume_is_added_when_that_is_recorded_and_its_plan_is_looked_at_behind_its_
     let recorded = Recorded { applied: true, durable: false };
     let (mut host, mut comes) = (Host { recorded, ..Host::default() }, attach(true));
     assert_eq!(run(&mut comes, &mut host, Operation::attach_step), Ask::Over);
-    assert_eq!(host.asked, ["record", "add", "restore selection"]);
+    assert_eq!(host.asked, ["record", "restore selection", "add"]);
     assert!(!comes.is_recorded());
 }
 
