@@ -42,8 +42,9 @@ struct Written {
     ttl: u32,
 }
 
-/// The first contradictions found, in words.
-pub(crate) fn contradictions(events: &[Event]) -> Vec<String> {
+/// The first contradictions found, in words. `late` has by how much the server's clock fell behind that of the events, and when
+/// ([`Notebook::falls_behind`](crate::load::Notebook::falls_behind)).
+pub(crate) fn contradictions(events: &[Event], late: &[(Nanos, Nanos)]) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut writes: BTreeMap<u64, Written> = BTreeMap::new();
     for e in events {
@@ -109,9 +110,9 @@ pub(crate) fn contradictions(events: &[Event]) -> Vec<String> {
         if flushed > w.sure {
             wrong.push(format!("flushed at {flushed}, and back: {e:?}"));
         }
-        if w.ttl > 0
-            && e.began > w.sure.saturating_add(u64::from(w.ttl) * 1_000_000_000 + EXPIRY_SLACK)
-        {
+        let meanwhile = late.iter().filter(|l| l.0 > w.sure && l.0 <= e.began);
+        let slack = EXPIRY_SLACK + meanwhile.map(|l| l.1).sum::<Nanos>();
+        if w.ttl > 0 && e.began > w.sure.saturating_add(u64::from(w.ttl) * 1_000_000_000 + slack) {
             wrong.push(format!("expired {} s after {}, and served: {e:?}", w.ttl, w.sure));
         }
     }
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn what_a_cache_may_do_is_accepted() {
         // Overlapping writes in either order; a read beside a write; a write without acknowledgement, seen or not.
-        assert!(contradictions(&[]).is_empty());
+        assert!(contradictions(&[], &[]).is_empty());
         let ok = [
             write(1, 10, 0, Some(50)),
             write(1, 11, 10, Some(40)),
@@ -149,7 +150,7 @@ mod tests {
             read(1, 12, 110, 130),
             write(2, 20, 0, Some(1)),
         ];
-        assert_eq!(contradictions(&ok), Vec::<String>::new());
+        assert_eq!(contradictions(&ok, &[]), Vec::<String>::new());
     }
 
     #[test]
@@ -189,8 +190,15 @@ mod tests {
                 "same CAS",
             ),
         ] {
-            let found = contradictions(&events);
+            let found = contradictions(&events, &[]);
             assert!(found.len() == 1 && found[0].contains(word), "{word}: {found:?}");
         }
+        // A clock that stood still in between knows of no expiry; one that did so before or behind does.
+        let events = [
+            other(1, What::Write { token: 10, ttl: 1 }, 0, 10),
+            read(1, 10, 2_600_000_000, 2_600_000_001),
+        ];
+        let found = |at| contradictions(&events, &[(at, 200_000_000)]).len();
+        assert_eq!([5, 1_000_000_000, 2_700_000_000].map(found), [1, 0, 1]);
     }
 }

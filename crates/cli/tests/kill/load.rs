@@ -30,6 +30,8 @@ pub(crate) struct Notebook {
     start: Instant,
     /// By how much the server's clock was moved ahead, nanoseconds.
     ahead: AtomicU64,
+    /// When the server's clock fell behind this book's, and by how much.
+    late: Mutex<Vec<(Nanos, Nanos)>>,
     tokens: AtomicU64,
     events: Mutex<Vec<Event>>,
     /// Too much is done to keep all of it: values are checked by themselves alone.
@@ -55,6 +57,7 @@ impl Notebook {
         Notebook {
             start: Instant::now(),
             ahead: AtomicU64::new(0),
+            late: Mutex::default(),
             tokens: AtomicU64::new(1),
             events: Mutex::default(),
             forgets: false,
@@ -83,6 +86,15 @@ impl Notebook {
         self.ahead.fetch_add(seconds * 1_000_000_000, Ordering::Relaxed);
     }
 
+    /// A server has begun, and the one before ended at `since` or later. One whose clock was moved ahead, or a later one, begins with the
+    /// latest whole second that the one before has told: it cannot know for how long there was none. Nobody may be at work meanwhile.
+    pub(crate) fn falls_behind(&self, since: Nanos) {
+        if self.ahead.load(Ordering::Relaxed) > 0 {
+            let now = self.now();
+            self.late.lock().unwrap().push((now, now - since + 1_000_000_000));
+        }
+    }
+
     pub(crate) fn token(&self) -> u64 {
         self.tokens.fetch_add(1, Ordering::Relaxed)
     }
@@ -98,7 +110,10 @@ impl Notebook {
     }
 
     pub(crate) fn check(&self) {
-        let wrong = crate::history::contradictions(&self.events.lock().unwrap());
+        let wrong = crate::history::contradictions(
+            &self.events.lock().unwrap(),
+            &self.late.lock().unwrap(),
+        );
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 

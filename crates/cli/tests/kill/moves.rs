@@ -6,6 +6,7 @@ use std::process::Command;
 
 use larder_base::Rng;
 
+use crate::history::Nanos;
 use crate::load::{Mix, Notebook, under_load};
 use crate::mislead::{OBJECTS, SMALL, count, fill, filled, name};
 use crate::server::{Server, Site};
@@ -413,6 +414,8 @@ struct Moves<'a> {
     /// Starts that found in a file what had been in DRAM.
     dram: u32,
     reads: u64,
+    /// When the last life ended, by the book.
+    ended: Nanos,
 }
 
 const MIX: Mix = Mix { few: 48, many: 8_000, most: 4_000, counters: 0, pause: false };
@@ -454,6 +457,7 @@ impl Moves<'_> {
         };
         self.site.remember_region_of(flash);
         let mut client = server.connect();
+        self.book.falls_behind(self.ended);
         self.book.sweep(&mut client, &MIX).unwrap();
         self.book.check();
         let seed = self.rng.next_u64() >> 32;
@@ -481,6 +485,7 @@ impl Moves<'_> {
         }
         self.reads += client.stats("").get("get_extstore").map_or(0, |n| n.parse().unwrap());
         drop(client);
+        self.ended = self.book.now();
         let log = if kill { server.kill() } else { server.stop() };
         let says = |what: &str| u32::from(log.contains(what));
         self.warm += says("INFO warm: ");
@@ -566,6 +571,7 @@ fn an_operators_moves_in_any_order() {
         cold: 0,
         dram: 0,
         reads: 0,
+        ended: 0,
     };
     for _ in 0..std::env::var("LARDER_MOVES").map_or(8, |s| s.parse().unwrap()) {
         moves.step();

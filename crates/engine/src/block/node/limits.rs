@@ -15,7 +15,7 @@
 //! charged by [`charged`](super::charged), on the thread of maintenance: it writes the budget's file first where that must say more. A
 //! queue pays for updates and for lines of which a part is overwritten ([`Limits::pay`]), out of what the file says already: it waits for
 //! no file. Where that is used up the write waits in the queue until maintenance has had more written down. Maintenance also writes
-//! more down as soon as half is used ([`Limits::due`]), so that hardly any write waits.
+//! more down as soon as less than half of a claim is left ([`Limits::due`]), so that hardly any write waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -106,7 +106,7 @@ impl Limits {
         self.log_bytes.load(Ordering::Relaxed)
     }
 
-    /// What is to be in the file soon, so that no write has to wait for it: half of what was claimed last is used, or queues wait.
+    /// What is to be in the file soon, so that no write has to wait for it: less than half of a claim is left, or queues wait.
     pub fn due(&self, now: Nanos) -> Option<BudgetState> {
         let ledger = &mut *self.ledger()?;
         let wanted = std::mem::take(&mut ledger.wanted);
@@ -404,7 +404,8 @@ mod tests {
             limits.kept(now, state);
             assert!(limits.pay(now, bytes), "it is");
         }
-        assert!((10..100).contains(&waited), "{waited}");
+        // The first, and of the nine large ones all but those for which enough was claimed when another was asked for twice.
+        assert!((5..=10).contains(&waited), "{waited}");
         // Without a file, and without a budget, nothing is to be waited for.
         assert!(Limits::default().pay(SECOND, 1 << 40));
     }

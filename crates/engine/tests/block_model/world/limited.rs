@@ -31,7 +31,7 @@ impl World {
             let budget = WriteBudget::new(&config, size, self.purse.file(), self.now());
             let budget = budget.expect("a budget");
             // So little that queues often wait for more.
-            let kept = KeptBudget::new(&budget, size, LINE).with_ahead(4 * LINE);
+            let kept = KeptBudget::new(&budget, size, LINE).with_ahead(LINE);
             (budget, Some(kept))
         });
         let mut limits = Limits::new(budget, pauses);
