@@ -511,7 +511,7 @@ mod tests {
             ("lib.rs", "mod lab; mod a; #[cfg(test)] mod t; // KvShard"),
             (
                 "a.rs",
-                "use e::kv::{KvShard, Now};\nfn f(s: &mut KvShard) { g!(e::block::MapLog::new()) }",
+                "use larder_engine::kv::{KvShard, Now};\nfn f(s: &mut KvShard) { g!(e::block::MapLog::new()) }",
             ),
             ("t.rs", "use e::KvShard;"),
             ("lab/mod.rs", "use e::KvShard;"),
@@ -530,7 +530,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in [
             ("lib.rs", "mod a; mod b; mod c;"),
-            ("a.rs", "pub use x::{RecordedShard as StoredShard, RecordedLog as Log};"),
+            (
+                "a.rs",
+                "pub use larder_engine::x::{RecordedShard as StoredShard, RecordedLog as Log};",
+            ),
             ("b.rs", "use larder_engine::block::node::limits::{self, Limits}; fn f(l: &Limits) {}"),
             ("c.rs", "use crate::b::Limits; fn f(l: &Limits) {}"),
         ] {
@@ -544,7 +547,8 @@ mod tests {
         );
         let mut found = Counted::new();
         machines_named(dir.path(), &modules, &mut found);
-        let in_a = [("a.rs RecordedLog", 1), ("a.rs RecordedShard", 1), ("a.rs StoredShard", 1)];
+        // Where one is given another name it is named once.
+        let in_a = [("a.rs RecordedLog", 1), ("a.rs RecordedShard", 1)];
         let expected = in_a.into_iter().chain([("b.rs Limits", 2)]);
         assert_eq!(found, expected.map(|(line, count)| (line.to_owned(), count)).collect());
     }
