@@ -123,6 +123,10 @@ impl Paging {
         self.awaited.is_empty()
     }
 
+    pub(super) fn awaits_for(&self, op: OpId) -> bool {
+        self.awaited.values().any(|awaited| awaited.ranges.iter().any(|r| r.0 == op))
+    }
+
     /// The range of `op` waits for no page any more: a page that comes later must not grant it to nobody.
     pub(super) fn waits_no_more(&mut self, op: OpId) {
         for awaited in self.awaited.values_mut() {

@@ -52,8 +52,6 @@ faults! {
     ClearedBeforeLog,
     /// A range is granted while parts of it are under way.
     RangeNotAwaited,
-    /// A range that is given up waits on for its page of the table, and is granted to nobody.
-    RangeWaitsOn,
     /// A segment is used again before the durable map knows that it is empty.
     SegmentReusedEarly,
     /// A segment is used again while it is read.

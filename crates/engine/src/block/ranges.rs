@@ -56,6 +56,12 @@ impl BlockShard {
         self.grant_ranges(now, fx);
     }
 
+    /// Whether lines are locked for `op`, or are to be when what is under way there has ended or its page is there.
+    pub fn has_range(&self, op: OpId) -> bool {
+        let awaits = self.paging.as_ref().is_some_and(|paging| paging.awaits_for(op));
+        awaits || self.ranges.iter().any(|r| r.op == op)
+    }
+
     pub(super) fn grant_ranges(&mut self, _now: Nanos, fx: &mut impl BlockEffects) {
         for at in 0..self.ranges.len() {
             let (first, last) = (self.ranges[at].first, self.ranges[at].last);
@@ -191,8 +197,7 @@ impl BlockShard {
     /// Gives a range back, or gives up one that was not granted yet, and begins what waited for it.
     pub fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
         self.ranges.retain(|r| r.op != op);
-        let stays = self.planted(Planted::RangeWaitsOn);
-        if let Some(paging) = self.paging.as_mut().filter(|_| !stays) {
+        if let Some(paging) = &mut self.paging {
             paging.waits_no_more(op);
         }
         self.grant_ranges(now, fx);

@@ -169,14 +169,9 @@ fn every_planted_fault_is_caught() {
                 | Planted::FrameTakenDirty
                 | Planted::VoidForgotten
                 | Planted::SuperblockBeforeTable
-                | Planted::RangeWaitsOn
         );
-        // An update behind its reply, rot that is met by a merge, and a range that is given up while it waits for a page come together with
-        // what shows them once in some thousand runs.
-        let rare = matches!(
-            fault,
-            Planted::QuietBehindReply | Planted::MergeNotVerified | Planted::RangeWaitsOn
-        );
+        // An update behind its reply and rot that is met by a merge come together with what shows them once in some thousand runs.
+        let rare = matches!(fault, Planted::QuietBehindReply | Planted::MergeNotVerified);
         let last = if rare { 4 * SEEDS } else { SEEDS };
         let mut seeds = if table { SPARSE_FROM..last } else { 0..last };
         EXPECTS.set(true);

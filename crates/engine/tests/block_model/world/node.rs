@@ -337,6 +337,9 @@ impl World {
     pub(super) fn give_up_lines(&mut self, operation: &mut Operation) {
         let (now, mut out) = (self.now(), Out::default());
         operation.give_up(&now!(self, false, Verdict::Admit), now, &mut out);
+        if self.shards.iter().any(|shard| shard.has_range(operation.id())) {
+            self.fail(format!("{:?} was given up, and lines are locked for it", operation.id()));
+        }
         self.leave_to_maintenance();
         self.go_on();
     }

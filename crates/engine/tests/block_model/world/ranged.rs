@@ -44,9 +44,7 @@ impl World {
             true => Operation::losses(op, SHARDS, lines).with_patience(None),
             false => Operation::drop_lines(op, SHARDS, [lines]),
         };
-        // Where there is a table who waits may wait for a page of it.
-        let one_of = if self.layout.is_sparse() { 2 } else { 5 };
-        if !forgets && op.0.is_multiple_of(one_of) {
+        if !forgets && op.0.is_multiple_of(5) {
             self.impatient.insert(op);
         }
         self.operations.insert(op, operation.in_turns_of(TURN));
