@@ -50,8 +50,9 @@ def is_root():
 
 
 def clock_moved(seconds):
-    """Environment of a process whose clock is so far off. (The program `faketime` would be a second process to end.)"""
-    return {"LD_PRELOAD": faketime(), "FAKETIME": f"{seconds:+d}s"} if seconds else {}
+    """Environment of a process whose clock is so far off: the one people set. The monotonic clock stays the kernel's, as it does
+    when a clock is set, because deadlines are handed to the kernel in it. (The program `faketime` would be a second process to end.)"""
+    return {"LD_PRELOAD": faketime(), "FAKETIME": f"{seconds:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"} if seconds else {}
 
 
 @functools.cache
