@@ -13,6 +13,7 @@
 mod daemon;
 
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -453,6 +454,7 @@ fn a_start_without_its_cache() {
         } else {
             daemon.stop()
         }
+        let program = || Command::new(env!("CARGO_BIN_EXE_larder"));
         let (cache, away) = (dir.join("cache"), dir.join("away"));
         std::fs::rename(&cache, &away).unwrap();
         spoil(&cache, &away);
@@ -472,6 +474,19 @@ fn a_start_without_its_cache() {
         let mut s = session(dir);
         model.check_all(&mut *s);
         model.work(&mut *s, 600);
+        // A detach waits for who is there, as with a cache.
+        let mut waiting = program()
+            .args(["block", "detach", "disk", "--state-dir"])
+            .arg(dir.join("state"))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(waiting.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = said.find(|line| line.contains("client")).unwrap_or_default();
+        assert!(line.contains("waits") && line.contains("--disconnect"), "{line}");
+        waiting.kill().unwrap();
+        waiting.wait().unwrap();
+        model.check_all(&mut *s);
         drop(s);
         daemon.stop();
         model.check_file(&dir.join("disk"));
@@ -481,7 +496,6 @@ fn a_start_without_its_cache() {
         } else {
             std::fs::rename(&away, &cache).map(|()| cache).unwrap()
         };
-        let program = || Command::new(env!("CARGO_BIN_EXE_larder"));
         let daemon = Daemon::start_by(program(), dir, &place, &["--trust-unchanged"]);
         let cold = "cold: the cache was given up, or volumes were served without it";
         assert!(daemon.seen.iter().any(|line| line.contains(cold)), "{:#?}", daemon.seen);

@@ -357,16 +357,12 @@ impl Control {
                     }
                 })
         };
-        if self.cache.volume(name).is_none() {
+        let gone = match self.cache.volume(name) {
+            Some(_) => self.cache.detach(name, disconnect, &mut hear),
             // It is served without the cache: there is nothing to put aside.
-            let moved = moved(&volume);
-            volume.close();
-            self.cache.let_go_of_closed();
-            self.volumes.gone(&volume);
-            released(name, &volume);
-            return Ok(json!({ "volume": name, "durable": true, "store_moved": moved }));
-        }
-        match self.cache.detach(name, disconnect, &mut hear) {
+            None => Ok(self.cache.let_go(&volume, disconnect, &mut hear).then_some(true)),
+        };
+        match gone {
             Ok(Some(durable)) => {
                 // As long as somebody has it.
                 let moved = moved(&volume);

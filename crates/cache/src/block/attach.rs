@@ -109,9 +109,13 @@ impl Core {
         }))
     }
 
-    /// A volume that is served without the cache goes, when the last of its clients has gone: there is nothing to put aside. `go_on` hears
-    /// of clients, and may say no. Returns whether it went. The caller has taken it out of what is exported.
-    pub fn let_go(&self, volume: &Volume, go_on: GoOn<'_>) -> bool {
+    /// A volume that is served without the cache goes, when the last of its clients has gone: there is nothing to put aside. `disconnect`
+    /// closes its clients' connections. `go_on` hears of clients, and may say no. Returns whether it went. The caller has taken it out of what
+    /// is exported.
+    pub fn let_go(&self, volume: &Volume, disconnect: bool, go_on: GoOn<'_>) -> bool {
+        if disconnect {
+            volume.close_clients();
+        }
         let goes = self.await_clients(volume, go_on);
         if goes {
             volume.close();

@@ -252,7 +252,7 @@ impl Cache {
         };
         let aside = match core.volume(name) {
             Some(_) => core.detach(name, false, go_on),
-            None => Ok(core.let_go(&volume, go_on).then_some(true)),
+            None => Ok(core.let_go(&volume, false, go_on).then_some(true)),
         };
         if matches!(aside, Ok(Some(_))) {
             volumes.gone(&volume);

@@ -189,27 +189,29 @@ impl Effects<Payload> for Carrier {
         self.cache.region.disown();
     }
 
-    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> bool {
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> Result<(), String> {
         let dir = &self.cache.config.state_dir;
         // What is noted in a directory that has taken its place no start would find.
-        let noted = match self.cache.state_dir_trouble() {
+        match self.cache.state_dir_trouble() {
             Some(trouble) => Err(trouble),
             None => note_given_up(dir, superblock).map_err(|e| plain(&e).to_string()),
-        };
-        let before =
-            std::mem::replace(&mut *locked(&self.cache.node_limits.not_noted), noted.clone().err());
-        match &noted {
-            Err(error) if before.is_none() => tracing::error!(
-                "it cannot be noted in '{}' that the cache was given up ({error}): it is tried again; until it is, format the device \
-                 before a start uses it",
-                dir.display()
+        }
+    }
+
+    fn unnoted(&mut self, why: Option<&str>) {
+        let dir = self.cache.config.state_dir.display();
+        let now = why.map(str::to_owned);
+        let before = std::mem::replace(&mut *locked(&self.cache.node_limits.not_noted), now);
+        match why {
+            Some(error) if before.is_none() => tracing::error!(
+                "it cannot be noted in '{dir}' that the cache was given up ({error}): it is tried again; until it is, format the device \
+                 before a start uses it"
             ),
-            Ok(()) if before.is_some() => {
-                tracing::info!("it is noted in '{}' that the cache was given up", dir.display());
+            None if before.is_some() => {
+                tracing::info!("it is noted in '{dir}' that the cache was given up");
             }
             _ => {}
         }
-        noted.is_ok()
     }
 
     fn given_up(&mut self, why: &str) {

@@ -11,7 +11,7 @@
 //! | `shard` | the engine's types, with the daemon's bytes and volumes |
 //! | `node` | what the engine's queues share: shards behind mutexes, mailboxes, what is decided for all |
 //! | `cached` | a worker's requests: carries out what its queue in the engine asks for |
-//! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
+//! | [`service`] | what a worker does requests with |
 //! | [`volume`] | volumes by name; [`health`]: how a volume's store does; [`told`]: who has been told that a store may have lost writes |
 //! | `record` | `--record` |
 //! | `log` | the thread of the map's log, which also writes fills |
@@ -19,7 +19,7 @@
 //! | `lane` | a thread's own way to the volumes |
 //! | `queue` | the same for threads of a program that embeds the cache |
 //! | `grow` | a volume grows while it is served, and moves if it must |
-//! | `node_limits` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
+//! | `node_limits` | selection and shares. What they come to is decided in [`limits`]; `budget`: the write budget's file; `select`: the file of what is selected; `state_dir`: the directory that has both |
 //! | `running` | a cache that runs, and how it ends |
 //! | `operators` | what an operator asks is carried through: lines are dropped, whatever waits for lines; `attach`: volumes come and go; `explain`: why a block is not cached |
 //! | `distrust` | lines of a store that forgot writes, or that somebody else has changed |

@@ -7,6 +7,7 @@ use larder_base::{HashKey, KeyHasher};
 use larder_engine::block::node::start::Notes;
 use larder_format::block::BlockSuperblock;
 use larder_runtime::plain;
+use larder_volume::is_absent;
 
 use super::region::MAPS;
 
@@ -43,8 +44,14 @@ pub(super) fn forget_given_up(dir: &Path, uuid: &str) {
 /// nor must any other that was served with this state directory. `uuid` is what is known of it.
 fn note_passed_by(dir: &Path, path: &Path, uuid: Option<&str>) -> std::io::Result<()> {
     let mut known: Vec<String> = uuid.map(str::to_owned).into_iter().collect();
-    for entry in std::fs::read_dir(dir.join(MAPS)).into_iter().flatten() {
-        known.extend(entry?.file_name().into_string().ok());
+    match std::fs::read_dir(dir.join(MAPS)) {
+        Ok(entries) => {
+            for entry in entries {
+                known.extend(entry?.file_name().into_string().ok());
+            }
+        }
+        Err(e) if is_absent(&e) => {}
+        Err(e) => return Err(e),
     }
     std::fs::create_dir_all(dir)?;
     for uuid in known {
@@ -57,10 +64,21 @@ fn note_passed_by(dir: &Path, path: &Path, uuid: Option<&str>) -> std::io::Resul
 pub(super) struct Voided(Vec<PathBuf>);
 
 impl Voided {
-    /// Those on the device with this superblock, at `path`.
+    /// Those on the device with this superblock, at `path`. One that cannot be looked at may be there.
     pub(super) fn find(dir: &Path, sb: &BlockSuperblock, path: &Path) -> Voided {
         let mut notes = vec![marker(dir, &sb.uuid.to_string()), passed_by(dir, path)];
-        notes.retain(|note| note.exists());
+        notes.retain(|note| match std::fs::symlink_metadata(note) {
+            Ok(_) => true,
+            Err(e) if is_absent(&e) => false,
+            Err(e) => {
+                let why = plain(&e);
+                tracing::warn!(
+                    "'{}' cannot be looked at ({why}): taken as if it were there",
+                    note.display()
+                );
+                true
+            }
+        });
         Voided(notes)
     }
 
@@ -115,4 +133,34 @@ impl Notes for PassedBy<'_> {
 
     /// It stays until the cache that comes back has an empty map.
     fn forget(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_base::UnixSecs;
+    use larder_format::Uuid;
+    use larder_format::block::Layout;
+
+    use super::*;
+
+    #[test]
+    fn a_note_that_cannot_be_looked_at_may_be_there() {
+        let at = tempfile::TempDir::new().unwrap();
+        let layout = Layout::new(64 << 20, 4096, 8, 2).unwrap();
+        let sb = BlockSuperblock::format(Uuid([3; 16]), 1, 1, layout, UnixSecs(1));
+        let cache = Path::new("/dev/null");
+        let why = |dir: &Path| Voided::find(dir, &sb, cache).why();
+        let (dir, file, circle) =
+            (at.path().join("state"), at.path().join("file"), at.path().join("circle"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&circle, &circle).unwrap();
+        assert_eq!((why(&dir), why(&at.path().join("none")), why(&file)), (None, None, None));
+        assert!(why(&circle).is_some(), "nobody knows what is behind it");
+        // Nor is it known which caches were served with it.
+        assert!(note_passed_by(&circle, cache, None).is_err());
+        std::fs::write(dir.join(MAPS), "").unwrap();
+        note_passed_by(&dir, cache, None).unwrap();
+        assert!(why(&dir).is_some());
+    }
 }

@@ -7,7 +7,7 @@
 //! | a power cut, a reboot | from snapshot and log, without the regions whose bit is set in the write-intent map |
 //! | a cache that was given up | not at all |
 //!
-//! A volume's lines are used only if its backing store is known to be as the cache left it: `backing/identity.rs` says
+//! A volume's lines are used only if its backing store is known to be as the cache left it: `larder_volume::identity` says
 //! what proves that. A store that cannot tell starts cold, unless the operator vouches for it.
 
 use std::collections::BTreeMap;

@@ -76,7 +76,7 @@ struct Waiting {
 }
 
 impl Core {
-    fn selection_file(&self) -> PathBuf {
+    pub(super) fn selection_file(&self) -> PathBuf {
         self.config.state_dir.join(format!("block-selection-{}.json", self.uuid()))
     }
 
@@ -169,7 +169,14 @@ impl Core {
 
     /// Writes the file with these changes.
     fn write_selection(&self, changes: &BTreeMap<String, Option<VolumeId>>) -> Result<(), String> {
-        let mut all = self.read_selection().unwrap_or_default();
+        // What cannot be read is left as it is: it is what is selected of other volumes.
+        let mut all = self.read_selection().map_err(|e| {
+            let file = self.selection_file();
+            format!(
+                "'{}' cannot be read: {e}: mend or remove it, then select again",
+                file.display()
+            )
+        })?;
         let before = all.clone();
         for (name, of) in changes {
             let kept = of.map(|id| self.node_limits.kept(id)).unwrap_or_default();

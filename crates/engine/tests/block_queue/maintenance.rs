@@ -73,7 +73,7 @@ impl Effects<Values> for Begun {
     fn store_flush(&mut self, store: VolumeId, number: u64) {
         self.flushes.push((store, number));
     }
-    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> Result<(), String> {
         panic!("the device does not fail");
     }
     fn disown(&mut self) {}

@@ -91,8 +91,8 @@ impl Effects<Blank> for Begun {
     }
 
     /// (The drive does not fail, and a simulation has no end.)
-    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
-        true
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> Result<(), String> {
+        Ok(())
     }
     fn disown(&mut self) {}
     fn given_up(&mut self, _: &str) {}

@@ -156,6 +156,26 @@ fn a_volume_that_comes_brings_back_what_was_selected_of_itself_alone() {
     assert_eq!(bench.cache.selected_of(&again).1, 1);
 }
 
+/// A file that is damaged, or of a later version, has what is selected of other volumes: nobody writes over it.
+#[test]
+fn a_selection_that_cannot_be_read_is_not_written_over() {
+    let bench = bench(&[8 << 20, 8 << 20], 64 << 20, SHAPE);
+    bench.cache.select("disk0", Some(Rule::Never), None, "").unwrap();
+    let file = bench.cache.selection_file();
+    let mut text = std::fs::read_to_string(&file).unwrap();
+    text.insert_str(1, "\"later\": {\"share\": 1},");
+    std::fs::write(&file, &text).unwrap();
+    let why = bench.cache.select("disk1", Some(Rule::Always), None, "").unwrap_err().to_string();
+    assert!(why.contains("cannot be read") && why.contains("mend or remove it"), "{why}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    // It is in force all the same, and kept once the file is out of the way.
+    let selected = |name| bench.cache.selected_of(&bench.cache.attached(name).unwrap()).0;
+    assert_eq!((selected("disk0"), selected("disk1")), (Rule::Never, Rule::Always));
+    std::fs::remove_file(&file).unwrap();
+    bench.cache.select("disk1", Some(Rule::Always), None, "").unwrap();
+    assert!(std::fs::read_to_string(&file).unwrap().contains("disk1"));
+}
+
 /// What is never to be cached is dropped, which waits for requests of its store: meanwhile others are selected.
 #[test]
 fn a_store_that_hangs_does_not_hold_up_what_is_selected_of_others() {

@@ -124,9 +124,14 @@ pub trait Effects<B> {
     /// Make everything durable that the store of this volume has answered before now; [`Maintenance::store_flushed`] with this
     /// number. Of one store there is one at a time.
     fn store_flush(&mut self, store: VolumeId, number: u64);
-    /// The durable map cannot be kept: no later start may use what is on the device. Returns whether that is noted durably
-    /// elsewhere. If not it is asked for again, at each tick, unless the device itself says it.
-    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> bool;
+    /// The durable map cannot be kept: no later start may use what is on the device. This is to be noted durably elsewhere. It is asked for
+    /// again, at each tick, if it could not be, unless the device itself says it.
+    ///
+    /// # Errors
+    /// Why it is not noted.
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> Result<(), String>;
+    /// It is noted nowhere, not on the device either, for this reason; `None`: it is noted by now.
+    fn unnoted(&mut self, _why: Option<&str>) {}
     /// No later start may use what is in memory.
     fn disown(&mut self);
     /// From now on no line is used any more, for this reason.
@@ -493,7 +498,9 @@ impl Maintenance {
         let Some(due) = self.unnoted else { return };
         let due = now >= due || self.is_stopping();
         let Some(former) = self.former.as_ref().filter(|_| due) else { return };
-        self.unnoted = (!fx.note_given_up(former)).then_some(now + self.pace.tick);
+        let noted = fx.note_given_up(former);
+        fx.unnoted(noted.as_ref().err().map(String::as_str));
+        self.unnoted = noted.is_err().then_some(now + self.pace.tick);
     }
 
     fn work<B>(
@@ -653,7 +660,10 @@ impl Maintenance {
             // If the device takes it after all, nothing else is needed.
             let said = self.planted(Planted::GivenUpOnDevice)
                 || log.update(io, |sb| sb.volumes.clear()).is_ok();
-            self.unnoted = (!noted && !said).then_some(now + self.pace.tick);
+            if let Some(why) = noted.err().filter(|_| !said) {
+                fx.unnoted(Some(&why));
+                self.unnoted = Some(now + self.pace.tick);
+            }
         }
         log.end_recording();
         self.stats = log.stats();

@@ -181,19 +181,19 @@ impl Effects<Bytes> for Begun {
         assert_eq!(store, STORE);
         self.flushes.push(number);
     }
-    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> Result<(), String> {
         let Validity { barred, asked, refused, unnoted, .. } = &self.validity;
         let mut device = self.device.borrow_mut();
         asked.set(true);
         let must_fail = unnoted.take() && device.works_for_now();
         if device.blown {
-            return true;
+            return Ok(());
         }
         // (What is not noted is tried again.)
         let fails = must_fail || device.rng.chance(0.3);
         refused.set(refused.get() + u64::from(fails));
         barred.set(barred.get() || !fails);
-        !fails
+        if fails { Err("it fails".into()) } else { Ok(()) }
     }
     fn disown(&mut self) {
         if !self.device.borrow().blown {

@@ -108,9 +108,9 @@ impl<B: Carried> Effects<B> for Carrier<'_, B> {
         self.begun.flushed.push_back((store, number));
     }
 
-    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> Result<(), String> {
         self.begun.barred = true;
-        true
+        Ok(())
     }
 
     fn disown(&mut self) {

@@ -126,6 +126,8 @@ struct Asked {
     fills: u32,
     flushes: Vec<(VolumeId, u64)>,
     said: Vec<String>,
+    /// Why it is noted nowhere, as it was said last.
+    unnoted: Option<String>,
     /// Nothing can be noted.
     unable: bool,
 }
@@ -139,9 +141,12 @@ impl Effects<()> for Asked {
     fn store_flush(&mut self, store: VolumeId, number: u64) {
         self.flushes.push((store, number));
     }
-    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> Result<(), String> {
         self.said.push(if self.unable { "not noted" } else { "noted" }.into());
-        !self.unable
+        if self.unable { Err("no directory".into()) } else { Ok(()) }
+    }
+    fn unnoted(&mut self, why: Option<&str>) {
+        self.unnoted = why.map(str::to_owned);
     }
     fn disown(&mut self) {
         self.said.push("disowned".into());
@@ -506,6 +511,7 @@ fn what_could_not_be_noted_at_a_give_up_is_noted_later() {
     bench.take(201, Work { ranges: vec![(OpId(5), 3, 5)], ..Work::default() });
     bench.turn(201);
     assert_eq!(bench.asked.said[..2], ["not noted", "disowned"]);
+    assert_eq!(bench.asked.unnoted.as_deref(), Some("no directory"));
     let tries = |bench: &Bench| {
         bench.asked.said.iter().filter(|said| said.ends_with("noted")).cloned().collect::<Vec<_>>()
     };
@@ -521,13 +527,15 @@ fn what_could_not_be_noted_at_a_give_up_is_noted_later() {
     bench.turn(204 + 2 * tick);
     bench.turn(205 + 3 * tick);
     assert_eq!(tries(&bench), ["not noted", "not noted", "noted"]);
-    // Where the device says it no note is missing.
+    assert_eq!(bench.asked.unnoted, None);
+    // Where the device says it no note is missing, and nobody is told that one is.
     let mut bench = Bench::new();
     bench.asked.unable = true;
     bench.take(300, Work { give_up: Some("it failed".into()), ..Work::default() });
     bench.turn(300);
     bench.turn(301 + 2 * tick);
     assert_eq!(tries(&bench), ["not noted"]);
+    assert_eq!(bench.asked.unnoted, None);
 }
 
 #[test]

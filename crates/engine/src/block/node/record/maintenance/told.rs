@@ -299,11 +299,15 @@ impl<B, E: Effects<B>> Effects<B> for NotingFx<'_, E> {
         self.inner.store_flush(store, number);
     }
 
-    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> bool {
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) -> Result<(), String> {
         self.asked(&[44]);
         let noted = self.inner.note_given_up(superblock);
-        self.heard.borrow_mut().answers.push(noted);
+        self.heard.borrow_mut().answers.push(noted.is_ok());
         noted
+    }
+
+    fn unnoted(&mut self, why: Option<&str>) {
+        self.inner.unnoted(why);
     }
 
     fn disown(&mut self) {
@@ -338,8 +342,8 @@ impl Effects<()> for Told<'_> {
     fn copy(&mut self, _: Copying) {}
     fn load(&mut self, _: Load) {}
     fn store_flush(&mut self, _: VolumeId, _: u64) {}
-    fn note_given_up(&mut self, _: &BlockSuperblock) -> bool {
-        self.answer()
+    fn note_given_up(&mut self, _: &BlockSuperblock) -> Result<(), String> {
+        if self.answer() { Ok(()) } else { Err(String::new()) }
     }
     fn disown(&mut self) {}
     fn given_up(&mut self, _: &str) {}

@@ -88,6 +88,10 @@ impl<N: Questions> Questions for Noting<'_, N> {
     fn stays(&self, op: OpId) -> bool {
         self.inner.stays(op)
     }
+
+    fn writes_of(&self, op: OpId) -> OpId {
+        self.inner.writes_of(op)
+    }
 }
 
 impl<H: Host, N: Calls<H>> Calls<H> for Noting<'_, N> {
