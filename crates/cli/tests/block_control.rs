@@ -149,8 +149,26 @@ fn comes_and_goes(placement: &str) {
         (s["totals"].clone(), flash, s["verdicts"].clone())
     };
     let before = status_when(dir, "counted", |s| s["totals"]["reads"].as_u64() >= Some(2));
-    let gone = json(dir, &["detach", "more", "--disconnect"]);
-    assert_eq!(gone["durable"], true);
+    // While one waits another says why it waits too, unless it hangs up: then the first goes on.
+    let waits = |args: &[&str]| {
+        let mut detach = Command::new(env!("CARGO_BIN_EXE_larder"));
+        detach.args(["block"]).args(args).arg("--state-dir").arg(dir.join("state"));
+        detach.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let first = waits(&["detach", "more", "--json"]);
+    let now = status_when(dir, "closed to others", |s| volumes(s) == 1);
+    assert!(now["alarms"].to_string().contains("'more' is being detached"), "{now:#}");
+    let mut second = waits(&["resize", "more"]);
+    let mut said = BufReader::new(second.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = said.find(|line| line.contains("being detached")).unwrap_or_default();
+    assert!(line.contains("--disconnect"), "{line}");
+    second.kill().unwrap();
+    second.wait().unwrap();
+    let (code, _, error) = ask(dir, &["detach", "more", "--disconnect"]);
+    assert!(code == 1 && error.contains("was detached meanwhile"), "{error}");
+    let first = first.wait_with_output().unwrap();
+    let gone: Value = serde_json::from_slice(&first.stdout).unwrap();
+    assert_eq!((first.status.code(), &gone["durable"]), (Some(0), &Value::Bool(true)));
     drop(s);
     let after = json(dir, &["status"]);
     assert_eq!(after["volumes"].as_array().unwrap().len(), 1);

@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::backing::{Backing, BackingError, Uri};
-use crate::cache::{CacheError, CheckWish, Core, Detaching, Prefetching, named};
+use crate::cache::{CacheError, CheckWish, Core, Detaching, One, Prefetching, named};
 use crate::cache::{Volume, Volumes};
 use crate::served::Face;
 use crate::server::Counters;
@@ -51,6 +51,9 @@ const WEAR: Duration = Duration::from_secs(60);
 
 /// For requests to end when a volume is detached, by default, seconds.
 const DETACH_SECONDS: u64 = 30;
+
+/// So long until it is looked again whether a volume is free.
+const TAKEN: Duration = Duration::from_millis(20);
 
 /// For fills to end, where that is waited for, by default, seconds.
 const SETTLE_SECONDS: u64 = 60;
@@ -177,13 +180,13 @@ impl Control {
         match request {
             Request::Status {} => Ok(json!(self.status())),
             Request::Attach { volume, uri, read_only, trust_unchanged } => {
-                self.attach(&volume, &uri, read_only, trust_unchanged)
+                self.attach(&volume, &uri, (read_only, trust_unchanged), go_on)
             }
             Request::Detach { volume, disconnect, seconds } => {
                 let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
                 self.detach(&volume, disconnect, timeout, go_on)
             }
-            Request::Resize { volume, bytes } => self.resize(&volume, bytes),
+            Request::Resize { volume, bytes } => self.resize(&volume, bytes, go_on),
             Request::TakeBack {} => {
                 self.cache.take_back()?;
                 Ok(json!({}))
@@ -241,12 +244,12 @@ impl Control {
         &self,
         name: &str,
         uri: &str,
-        read_only: bool,
-        trust: bool,
+        (read_only, trust): (bool, bool),
+        go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
-        let _one = self.cache.changing().volume(name);
+        let _one = self.take(name, go_on)?;
         if self.volumes.find(name).is_some() && !name.is_empty() {
             return Err(refused(format!(
                 "volume '{name}' is attached already: choose another name"
@@ -307,7 +310,17 @@ impl Control {
         timeout: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
-        let _one = self.cache.changing().volume(name);
+        let leaves = self.leaves(name);
+        if let Some(leaves) = leaves.as_ref().filter(|_| disconnect) {
+            // Another detach of it may wait for them.
+            leaves.close_clients();
+        }
+        let _one = self.take(name, go_on)?;
+        if leaves.is_some() && self.cache.volume(name).is_none() {
+            return Err(refused(format!(
+                "volume '{name}' was detached meanwhile, by another command"
+            )));
+        }
         let store = self.volumes.find(name).map(|v| v.backing().place());
         let _store = store.map(|place| self.cache.changing().store(place));
         let Some(volume) = self.volumes.remove(name) else {
@@ -394,8 +407,34 @@ impl Control {
         }
     }
 
-    fn resize(&self, name: &str, bytes: Option<u64>) -> Result<Value, Refusal> {
-        let _one = self.cache.changing().volume(name);
+    /// A volume that is being detached, and whose clients are still there perhaps.
+    fn leaves(&self, name: &str) -> Option<Arc<Volume>> {
+        let attached = self.cache.volume(name)?;
+        self.volumes.find(name).is_none().then(|| attached.volume().clone())
+    }
+
+    /// Takes a volume when nobody else does anything with it; `go_on` hears that it waits, and may say no.
+    fn take(&self, name: &str, go_on: GoOn<'_>) -> Result<One<'_>, Refusal> {
+        loop {
+            if let Some(one) = self.cache.changing().try_volume(name) {
+                return Ok(one);
+            }
+            let what = match self.leaves(name).map(|volume| volume.clients()) {
+                Some(clients @ 1..) => format!(
+                    "volume '{name}' is being detached, and {clients} of its clients are still there (detach --disconnect closes their \
+                     connections)"
+                ),
+                _ => format!("something else is done with volume '{name}'"),
+            };
+            if !go_on(Progress { what, ..Progress::default() }) {
+                return Err(refused(format!("interrupted: nothing was done with volume '{name}'")));
+            }
+            std::thread::sleep(TAKEN);
+        }
+    }
+
+    fn resize(&self, name: &str, bytes: Option<u64>, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        let _one = self.take(name, go_on)?;
         let attached = self.cache.attached(name)?;
         let volume = attached.volume();
         let before = attached.bytes();
@@ -492,6 +531,15 @@ impl Control {
         let mut alarms = Vec::new();
         if let Some(why) = &given_up {
             alarms.push(format!("the cache is out of use, volumes are in pass-through: {why}"));
+        }
+        for attached in cache.volumes() {
+            if let Some(volume) = self.leaves(&attached.name) {
+                alarms.push(format!(
+                    "volume '{}' is being detached: clients still there: {} (detach --disconnect closes their connections)",
+                    attached.name,
+                    volume.clients()
+                ));
+            }
         }
         for v in &volumes {
             if let Some(trouble) = &v.store.trouble {
