@@ -11,8 +11,9 @@
 //!
 //! **A log that was damaged** would look like one that ended earlier, and lines that were dropped or moved since would be back
 //! with their old bytes. So what was promised by a log is noted with how far it reached, in the superblock (with every
-//! change of it) and in the write-intent map (with every bit that is cleared). A log that is shorter, or shows that it was
-//! longer ([`MapLog::is_whole`]), proves nothing: the cache is cold.
+//! change of it) and in the write-intent map (with every bit that is set or cleared). A log that is shorter, or shows that it was
+//! longer ([`MapLog::is_whole`]), proves nothing: the cache is cold. Only the last batch may be lost and not missed, until something is
+//! noted behind it: nothing relies on it that checksums would not find (see `left.rs`).
 //!
 //! Where the placement is sparse there is a table instead, whose pages are written where they lie: see `log/tables.rs`.
 
@@ -142,6 +143,8 @@ pub struct LogFailed {
 #[derive(Clone, Copy, Debug)]
 struct Snapshot {
     next: u64,
+    /// An earlier run has begun it, and written to the log that goes on behind it.
+    is_older: bool,
 }
 
 /// Counters of the log; all only grow.
@@ -214,7 +217,8 @@ impl MapLog {
 
     /// Reads the durable map. `put` is given the state of every slot of the device, the latest last; lines of regions
     /// that [`MapLog::is_set`] must not be used. With `shared`, the map itself survived in memory: `put` is not called,
-    /// only the end of the log is sought, and the first thing the log does is a snapshot.
+    /// only the end of the log is sought, and the first thing the log does is a snapshot. Until that is durable the log may say
+    /// anything of slots that are free in memory: it may have lost its last batch. `BlockShard::quiet` is not asked before.
     ///
     /// # Errors
     /// If the device cannot be read.
@@ -275,7 +279,7 @@ impl MapLog {
         if ahead.pages > 0 {
             (generation, area, next) = (generation + 1, 1 - area, ahead.pages);
             before = ruling.pages;
-            snapshot = Some(Snapshot { next: 0 });
+            snapshot = Some(Snapshot { next: 0, is_older: true });
         }
         let mut bits = vec![0u8; (layout.intent_pages() as usize) * intents::REGIONS_PER_PAGE / 8];
         read_pages(io, layout.intents_at(), layout.intent_pages(), |number, page| {
@@ -657,6 +661,10 @@ impl MapLog {
                 holds: r.holds.map(|(line, sum)| (line.0, sum.0)),
             }));
         }
+        if records.is_empty() {
+            // What waited is being updated by now. No batch becomes durable, so no shard is told of one.
+            return Ok(());
+        }
         let outcome = self.write_batch(&records, io);
         for shard in 0..self.shards() {
             match outcome {
@@ -668,9 +676,6 @@ impl MapLog {
     }
 
     fn write_batch(&mut self, records: &[Record], io: &mut impl LogIo) -> Result<(), LogFailed> {
-        if records.is_empty() {
-            return Ok(());
-        }
         if records.iter().any(|r| r.holds.is_some()) && !self.planted(Planted::RecordBeforeData) {
             self.flush(io, "a flush of its lines")?;
         }
@@ -702,7 +707,7 @@ impl MapLog {
         self.generation += 1;
         self.area = 1 - self.area;
         self.next = 0;
-        self.snapshot = Some(Snapshot { next: 0 });
+        self.snapshot = Some(Snapshot { next: 0, is_older: false });
     }
 
     fn snapshot_step(
@@ -710,7 +715,7 @@ impl MapLog {
         shards: &mut impl LogShards,
         io: &mut impl LogIo,
     ) -> Result<(), LogFailed> {
-        let Some(Snapshot { next }) = self.snapshot else { return Ok(()) };
+        let Some(Snapshot { next, is_older }) = self.snapshot else { return Ok(()) };
         let layout = self.superblock.layout;
         let until = (next + SNAPSHOT_STEP).min(layout.snapshot_pages);
         let mut slots: Vec<Held> = Vec::new();
@@ -732,7 +737,7 @@ impl MapLog {
         let at = layout.snapshot_at(self.area) + next * PAGE_SIZE as u64;
         self.write(io, at, &bytes, "a snapshot of its map")?;
         if until < layout.snapshot_pages {
-            self.snapshot = Some(Snapshot { next: until });
+            self.snapshot = Some(Snapshot { next: until, is_older });
             return Ok(());
         }
         // The lines that it names, and itself.
@@ -742,7 +747,8 @@ impl MapLog {
             (sb.generation, sb.area, sb.snapshot) = (generation, area, true);
         })?;
         self.snapshot = None;
-        self.resync = false;
+        // What an earlier run wrote to the log behind this snapshot overrides it. If the map in memory is not known to agree, another is made.
+        self.resync &= is_older;
         self.stats.snapshots += 1;
         Ok(())
     }

@@ -30,6 +30,8 @@ faults! {
     FillBeforeIntent,
     /// A change goes ahead of the bit though the durable map may still name its line.
     LeftIgnored,
+    /// A change goes ahead of the bit though only the log's last batch says that its line has left.
+    LastBatchBelieved,
     /// A region is called quiet though a change of it is under way.
     QuietTooEarly,
     /// A region is called quiet though a line of it is still being updated, behind the reply.

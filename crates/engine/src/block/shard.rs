@@ -12,7 +12,8 @@
 //! change of a line that the durable map may name, the bit of its region in the write-intent map is durable; what
 //! recovery finds in regions with a bit is dropped. A change of lines that it cannot name goes *ahead* of the bit, which is
 //! asked for all the same: until it is durable no line of the region is filled, so that neither map learns of bytes that
-//! the backing store may lose yet. A line that was evicted or dropped may be named until the record of that is durable ([`Left`]).
+//! the backing store may lose yet. A line that was evicted or dropped may be named until the record of that is durable, and
+//! another batch behind it ([`Left`]).
 //! A bit is cleared only when no change of the region is under way, the backing store was flushed after the last one,
 //! and the log of the map has everything that happened before ([`BlockShard::quiet`]). A run that is cut short may leave
 //! changes that went ahead and whose bit was not set: every run flushes the backing store before it uses it.
@@ -20,7 +21,7 @@
 //! **After a power cut the durable map offers a line whose slot was used for another since.** A slot that the durable
 //! map may still think taken is *held*: nothing but the line that lay there is written to it before the record that it
 //! is empty is durable ([`BlockShard::take_records`], [`BlockShard::records_durable`]). Checksums would catch nearly all
-//! of those, and rot; but nearly is not never.
+//! of those, and rot; but nearly is not never. (If the log's last batch rots and the power fails, only checksums catch them.)
 //!
 //! **A slot is written while it is read, or twice at a time.** A slot is written only while it is in `reserved`; a
 //! slot's line is not evicted while anything of that line is under way. In a log of segments a line may leave a slot that
@@ -322,6 +323,12 @@ impl BlockShard {
         shard
     }
 
+    /// The map is from memory that has outlived a run. A line that is not in it may be in the durable map: the log may have lost its last batch, and
+    /// nobody misses that. This holds until [`BlockShard::quiet`] is asked, which the log does only behind a snapshot of this run.
+    pub(super) fn distrust_log(&mut self) {
+        self.left.distrust();
+    }
+
     /// A shard over `map` that caches nothing: as [`BlockShard::disable`] leaves one.
     pub fn without(config: BlockConfig, map: Map) -> BlockShard {
         BlockShard { enabled: false, ..BlockShard::new(config, map) }
@@ -615,6 +622,7 @@ impl BlockShard {
 
     /// The batch is durable: slots that it recorded as empty and that still are may be used.
     pub fn records_durable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
+        self.left.batch();
         for slot in std::mem::take(&mut self.taken) {
             let again = self.changed.contains(slot);
             let update = self.is_update(slot);
@@ -627,6 +635,10 @@ impl BlockShard {
         }
         if self.paging.is_none() && self.changed.len() == 0 {
             self.left.all_settled();
+        }
+        if self.paging.is_some() || self.planted(Planted::LastBatchBelieved) {
+            // (A damaged page of a table says nothing: it is not taken for what it was before.)
+            self.left.batch();
         }
         self.pages_durable();
         self.start_waiting_fills(fx);
@@ -715,8 +727,10 @@ impl BlockShard {
 
     /// Asks whether the bit of `region` may be cleared: no change of it is under way, and none begins from now on
     /// without asking for the bit again. The caller then flushes the backing store, makes all records of all shards
-    /// durable that were waiting at this moment, and clears the bit.
+    /// durable that were waiting at this moment, and clears the bit. The durable map has a snapshot that was made since this run
+    /// began, if the run began with the memory of another.
     pub fn quiet(&mut self, region: u32) -> bool {
+        self.left.trust();
         let regions = self.config.regions;
         let busy = self.asked.contains_key(&region)
             || self.voids.has(region) && !self.planted(Planted::QuietWhileVoid)

@@ -33,6 +33,10 @@ pub(crate) struct Seen {
     pub(crate) fills_dropped: u64,
     pub(crate) corrupt: u64,
     pub(crate) rotten_maps: u64,
+    /// Logs whose last page has rotted when a line had been changed that left with it, or was changed then.
+    pub(crate) rotten_ends: u64,
+    /// Lines that only a log names which has lost its last batch, in slots that are others' by now.
+    pub(crate) misfits: u64,
     pub(crate) short_logs: u64,
     pub(crate) flash_errors: u64,
     pub(crate) backing_errors: u64,
@@ -130,7 +134,7 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) fn add(&mut self, o: Seen) {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
-        sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
+        sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps rotten_ends misfits short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start early_ends failed_starts passed_by
@@ -164,6 +168,7 @@ impl Seen {
             self.fills_dropped,
             self.corrupt,
             self.rotten_maps,
+            self.rotten_ends,
             self.short_logs,
             self.flash_errors,
             self.backing_errors,

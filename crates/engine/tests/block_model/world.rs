@@ -6,6 +6,7 @@ mod begins;
 mod checks;
 mod ends;
 mod flushing;
+mod gone;
 mod in_log;
 mod limited;
 mod node;
@@ -47,6 +48,7 @@ use crate::shares::Shares;
 use attaching::Working;
 use begins::Survived;
 use flushing::Flushing;
+use gone::Gone;
 use in_log::{Identities, Validity};
 use limited::Charging;
 use node::Waiting;
@@ -115,6 +117,9 @@ pub(crate) struct World {
     doing: Vec<Doing>,
     truth: BTreeMap<u64, Truth>,
     rotten: BTreeSet<(usize, SlotId)>,
+    /// A page of a log has rotted that is read by starts on this generation and the next.
+    rotten_log: Option<u64>,
+    gone: Gone,
     next_op: u64,
     backing_failed_at: u64,
     validity: Validity,
@@ -235,6 +240,8 @@ impl World {
             doing: Vec::new(),
             truth: BTreeMap::new(),
             rotten: BTreeSet::new(),
+            rotten_log: None,
+            gone: Gone::default(),
             next_op: 1,
             backing_failed_at: 0,
             validity: Validity::default(),
@@ -812,6 +819,7 @@ impl World {
             }
             // A volume that was to go stays: its bits are in a hurry still, and clients write.
             569..573 => self.hurry_any(),
+            579..583 if idle => self.change_what_has_gone(),
             540..556 if self.lazy_log && idle => self.begin_drop(),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {

@@ -284,7 +284,7 @@ impl Ready {
         let restored = durable
             .map_err(failed)
             .and_then(|durable| restore(durable, shared, &places, &setup, memory, &mut maps, io));
-        let Restored { log, records, dropped, whole } = match restored {
+        let Restored { log, records, dropped, whole, names_unknown } = match restored {
             Ok(restored) => restored,
             Err(failed) if setup.empty => return Err(Refused::NotRecorded(failed.why)),
             Err(NotRestored { why, sequence }) => {
@@ -304,7 +304,14 @@ impl Ready {
             Err(_) if !whole => Warmth::Cold("pages of the map's log are damaged".to_owned()),
             Err(why) => Warmth::Cold(why.to_owned()),
         };
-        let shards = maps.into_iter().map(|map| BlockShard::new(config, map)).collect();
+        let shard = |map| {
+            let mut shard = BlockShard::new(config, map);
+            if names_unknown {
+                shard.distrust_log();
+            }
+            shard
+        };
+        let shards = maps.into_iter().map(shard).collect();
         let begun = Begun { log, shards, places, warmth, dropped, damaged: !whole };
         Ok(Started::With(Box::new(begun)))
     }
@@ -315,6 +322,8 @@ struct Restored {
     records: u64,
     dropped: u64,
     whole: bool,
+    /// The durable map may name lines that memory has not, and nobody knows which.
+    names_unknown: bool,
 }
 
 /// What of the device fails, in words, and the number of the latest copy of the superblock that is whole.
@@ -371,7 +380,8 @@ fn restore(
     let epoch = next_epoch(log.superblock().epoch, setup.random);
     memory.announce(epoch);
     // Lines of volumes that are not as they were must not come back after a power cut either, nor what a damaged log says.
-    let outcome = if foreign || !whole {
+    let anew = foreign || !whole;
+    let outcome = if anew {
         log.begin_anew(io, |sb| sb.epoch = epoch)
     } else {
         log.update(io, |sb| sb.epoch = epoch)
@@ -381,7 +391,9 @@ fn restore(
         sequence: log.superblock().sequence,
     })?;
     memory.own(log.superblock());
-    Ok(Restored { log, records, dropped, whole })
+    // (An empty one names none. A page of a table is not taken for what it was before.)
+    let names_unknown = shared && !(anew || setup.empty || layout.is_sparse());
+    Ok(Restored { log, records, dropped, whole, names_unknown })
 }
 
 /// The device fails before anything was used of it.

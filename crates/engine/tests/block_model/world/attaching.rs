@@ -319,9 +319,12 @@ impl<O> OperatorIo for At<'_, O> {
         self.world.now()
     }
 
-    /// An operator waits as long as the operation does.
-    fn goes_on(&mut self, _: Waits) -> bool {
-        true
+    /// An operator waits as long as the operation does, but for bits not always.
+    fn goes_on(&mut self, waits: Waits) -> bool {
+        match waits {
+            Waits::Bits(_) => self.world.draining || !self.world.rng.chance(0.02),
+            _ => true,
+        }
     }
 
     fn is_enabled(&self) -> bool {

@@ -109,6 +109,7 @@ impl World {
         self.device.borrow_mut().flush();
         self.validity.barred.set(false);
         self.rotten.clear();
+        self.rotten_log = None;
     }
 
     /// The superblock that rules the device.

@@ -13,7 +13,7 @@ use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::COPY_BYTES;
 
 use super::{PER_LINE, SECTOR, SHARDS, World};
-use crate::parts::{Event, Truth, value};
+use crate::parts::{Event, Truth, crcs, value};
 
 impl World {
     pub(super) fn put_backing(&mut self, sector: u64, value: u64) {
@@ -155,6 +155,11 @@ impl World {
     /// Between two runs a page of the map on the device may rot: of the superblock, the write-intent map, a snapshot, a log
     /// or the table.
     pub(super) fn rot_map(&mut self, shared: bool) {
+        if let Some((at, generation)) = self.rotting_end() {
+            self.rotten_log = Some(generation);
+            self.seen.rotten_ends += 1;
+            return self.rot_page_of_map(at);
+        }
         if self.rng.chance(0.8) {
             return;
         }
@@ -189,11 +194,38 @@ impl World {
                 of(layout.table_at(0, 0), layout.snapshot_pages, &mut self.rng)
             }
             2..4 => of(layout.snapshot_at(area), layout.snapshot_pages, &mut self.rng),
-            _ => of(layout.log_at(area), layout.log_pages, &mut self.rng),
+            _ => {
+                self.rotten_log = Some(self.superblock().generation);
+                of(layout.log_at(area), layout.log_pages, &mut self.rng)
+            }
         };
+        self.rot_page_of_map(at);
+    }
+
+    fn rot_page_of_map(&mut self, at: u64) {
         self.script.push(format!("{} the map rots at {at}", self.time));
         self.device.borrow_mut().rot_page(at);
         self.seen.rotten_maps += 1;
+    }
+
+    /// After a start that may have read a log whose end has rotted. Nobody misses the last batch: slots that it said are empty count as taken. Those
+    /// that were used for other lines since have the wrong bytes. They are as good as rotten: a read finds it by the checksum, and nothing else is
+    /// promised. Where the checksum is right the bytes must be, too.
+    pub(super) fn note_misfits(&mut self) {
+        let is_read = |of: u64| self.generation.checked_sub(of).is_some_and(|since| since <= 1);
+        if self.layout.is_sparse() || !self.rotten_log.is_some_and(is_read) {
+            return;
+        }
+        for shard in 0..self.shards.len() {
+            for slot in (0..self.shards[shard].map().len()).map(SlotId) {
+                let Slot::Line(line) = self.shards[shard].get(slot) else { continue };
+                let at = self.flash_at(shard, slot);
+                let crc = crcs(&self.device.borrow().read(at, PER_LINE as usize))[0];
+                if Sum::of(line, crc) != self.shards[shard].map().sum(slot) {
+                    self.seen.misfits += u64::from(self.rotten.insert((shard, slot)));
+                }
+            }
+        }
     }
 
     /// After a start: what lies in a slot is durable, and of those that are held nobody knows.
@@ -234,12 +266,21 @@ impl World {
         let (of, others) =
             std::mem::take(&mut self.writing).into_iter().partition(|(s, _)| *s == shard);
         self.writing = others;
+        if certain && shard == 0 {
+            self.gone.batch();
+        }
         for (shard, MapRecord { slot, holds }) in of {
-            match holds {
+            let before = match holds {
                 Some((line, _)) if certain => self.durable.insert((shard, slot), Some(line)),
                 None if certain => self.durable.remove(&(shard, slot)),
                 _ => self.durable.insert((shard, slot), None),
             };
+            if holds.is_none()
+                && certain
+                && let Some(Some(line)) = before
+            {
+                self.gone.add(line);
+            }
         }
     }
 

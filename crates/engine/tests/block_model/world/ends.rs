@@ -90,6 +90,7 @@ impl World {
             self.backing_loses();
             self.begin(None);
         }
+        self.note_misfits();
         if let Err(why) = self.check_map() {
             self.fail(format!("after a restart: {why}"));
         }

@@ -205,4 +205,34 @@ mod tests {
         assert!(begun.take_over(&mut header, true, &mut io).is_err());
         assert_eq!(io.made, ["no run"]);
     }
+
+    /// The latest copy of the superblock has rotted, and the one before is of the run before, which stopped in good order. The directory contradicts
+    /// it: neither memory nor a checkpoint of that run is believed, though its removal may have been lost.
+    #[test]
+    fn the_copy_before_proves_nothing_once_the_latest_has_rotted() {
+        let bytes = larder_format::geometry::SEGMENTS_AT + (64 << 20);
+        let geometry = Geometry::with_segment(bytes, 1 << 20).unwrap();
+        let key = larder_base::HashKey([1; 16]);
+        let before = Superblock::format(Uuid([1; 16]), key, geometry, UnixSecs(1)).start(1, 4);
+        let before = before.stop(1);
+        let shape =
+            Shape { uuid: [1; 16], segments: 64, segment_bytes: 1 << 20, shards: 1, buckets: 1 };
+        let drawn = |run| Drawn { began: UnixSecs(2), cas: 3, run };
+        let last = |run| super::super::LastRun { run, proves_checkpoint: Ok(()) };
+        let warmth = |header: &mut Words, is_new, run| {
+            let last = last(run);
+            let left = Left::new(&before, false, Ok(&last));
+            left.begin(shape, header, is_new, drawn(9), || Ok(UnixSecs(1))).warmth
+        };
+        // Memory of the run after it, and none.
+        let mut header = Words::heap(BINDING_WORDS);
+        for (word, value) in shape.expected().into_iter().chain([(OWNER, 5), (ANNOUNCED, 5)]) {
+            header.store(word, value);
+        }
+        assert!(matches!(warmth(&mut header, false, 5), Warmth::Cold(_)));
+        let mut none = Words::heap(BINDING_WORDS);
+        assert!(matches!(warmth(&mut none, true, 5), Warmth::Cold(_)));
+        // (Nothing has followed it.)
+        assert_eq!(warmth(&mut none, true, 4), Warmth::Checkpoint);
+    }
 }
