@@ -27,6 +27,8 @@ pub(crate) fn run(root: &Path, tests: bool) -> Result<(), String> {
             ],
         )
     })?;
+    // What users build: no part of it may need what only tests have.
+    step("programs", || cargo(root, &["check", "--workspace", "--bins", "--locked"]))?;
     step("fuzz targets", || fuzz(root))?;
     step("edges", || edges::check(root).and_then(|found| verdict("edges", &found)))?;
     step("tidy", || tidy::check(root).and_then(|found| verdict("tidy", &found)))?;

@@ -142,6 +142,33 @@ fn a_run_replays_from_its_seed() {
     }
 }
 
+/// Faults that only a late seed shows, and that seed, which is tried first: so they all take a minute, not ten. Which seed it is
+/// changes with the engine and with this model. If one shows its fault no more, all seeds are tried from the first one on, as for
+/// faults that are not here: that takes longer and proves the same. What is printed then goes here.
+#[cfg(feature = "planted")]
+const LATE: &[(larder_engine::block::Planted, u64)] = {
+    use larder_engine::block::Planted::*;
+    &[
+        (MemoryOfAnotherRun, 112),
+        (CopyNotVerified, 120),
+        (MergeNotVerified, 130),
+        (PassedByNotNoted, 139),
+        (FillBeforeIntent, 167),
+        (MovedNotAnew, 277),
+        (WriteNotAwaited, 318),
+        (MergeNotCharged, 332),
+        (TakenBackOwnedEarly, 582),
+        (MergeNotJoined, 610),
+        (StartBelievesStores, 748),
+        (FailedChangePublished, 833),
+        (NoteForgottenEarly, 1_055),
+        (QuietBehindReply, 1_242),
+        (SweptAnew, 1_388),
+        (LeftIgnored, 1_482),
+        (RecordBeforeData, 1_936),
+    ]
+};
+
 /// The checker is checked: each planted fault must be caught. `LARDER_FAULT=SweptAnew` tries one alone.
 #[cfg(feature = "planted")]
 #[test]
@@ -173,7 +200,9 @@ fn every_planted_fault_is_caught() {
         // An update behind its reply and rot that is met by a merge come together with what shows them once in some thousand runs.
         let rare = matches!(fault, Planted::QuietBehindReply | Planted::MergeNotVerified);
         let last = if rare { 4 * SEEDS } else { SEEDS };
-        let mut seeds = if table { SPARSE_FROM..last } else { 0..last };
+        let first = if table { SPARSE_FROM } else { 0 };
+        let late = LATE.iter().filter(|l| l.0 == fault).map(|l| l.1);
+        let mut seeds = late.chain(first..last);
         EXPECTS.set(true);
         let caught = seeds.find(|&seed| {
             let options = Options { fault: Some(fault), ..Options::default() };

@@ -1,5 +1,5 @@
 //! What `larder sim run` simulates of blocks, and the given cache, request by request: the simulator over a drive and a store that take no time decides
-//! what the given cache decides, which `block_lockstep` compares with the library on real files. Every answer, every counter with its reason, every
+//! what the given cache decides, which the command's `block/lockstep` compares with the library on real files. Every answer, every counter with its reason, every
 //! slot of the map and the number of bytes on flash are the same, over each placement, way to write and admission, with several volumes of stated size,
 //! read-ahead, trims, selection, shares and a write budget.
 //!
