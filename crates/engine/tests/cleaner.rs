@@ -46,7 +46,9 @@ impl SegmentIo for Sponge {
 }
 
 impl StateIo for Sponge {
-    fn keep_names(&mut self, _: &[Vec<u8>]) {}
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
     fn keep_budget(&mut self, _: BudgetState) {}
 }
 

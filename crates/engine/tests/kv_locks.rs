@@ -102,7 +102,9 @@ impl SegmentIo for Disk {
 }
 
 impl StateIo for Disk {
-    fn keep_names(&mut self, _: &[Vec<u8>]) {}
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
     fn keep_budget(&mut self, _: BudgetState) {}
 }
 

@@ -62,19 +62,15 @@ impl Disk<'_> {
 }
 
 impl StateIo for Disk<'_> {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
-        self.try_keep_names(names);
-    }
-
-    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         let kept = self.keep(APPLICATIONS, serde_json::to_vec(names));
         if let Err(error) = &kept {
             let name = APPLICATIONS;
             tracing::warn!(
                 %error,
                 name,
-                "could not be written: until it is, a start does not know whose records of new applications are. Make room in the \
-                 data directory"
+                "could not be written, and there are new applications: until it is, nothing is written to flash, since the next \
+                 start would not know whose it is. Make room in the data directory"
             );
         }
         kept.is_ok()

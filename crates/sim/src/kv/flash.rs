@@ -428,7 +428,9 @@ impl Flash {
 
 /// A simulation is not gone on with.
 impl StateIo for Flash {
-    fn keep_names(&mut self, _: &[Vec<u8>]) {}
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
     fn keep_budget(&mut self, _: BudgetState) {}
 }
 

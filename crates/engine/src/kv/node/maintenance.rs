@@ -27,13 +27,9 @@ use crate::kv::resize::Resizable;
 
 /// Small files, as an argument. What cannot be written is told the operator by who carries it out; the next start knows less then.
 pub trait StateIo {
-    /// Keeps which number stands for which application, by number from 1 on, before a record on flash bears a new one.
-    fn keep_names(&mut self, names: &[Vec<u8>]);
-    /// The same. Returns false if they are not on disk then: they are kept again.
-    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
-        self.keep_names(names);
-        true
-    }
+    /// Keeps which number stands for which application, by number from 1 on. Returns false if they are not on disk then: they are kept
+    /// again, and until they are nothing is written to flash, since a record might bear a new number.
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool;
     /// Keeps what the write budget must remember over a kill, before what it speaks of is written.
     fn keep_budget(&mut self, state: BudgetState);
 }
@@ -155,6 +151,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         }
     }
 
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: crate::kv::Planted) {
+        self.schedule.plant(fault);
+    }
+
     // ---- records ----
 
     /// Records from now on, the log on a tape of its own, if there is one; both must be new.
@@ -185,14 +187,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
 
     // ---- a stop ----
 
-    /// Writes out what is staged, however little, after the last request and behind the end of the record.
+    /// Writes out what is staged, however little, after the last request and behind the end of the record. Where names cannot be kept
+    /// it is not written: it is not on flash then.
     pub fn drain<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
         io: &mut (impl SegmentIo + StateIo),
     ) {
-        self.keep_names(node, io);
+        if !self.keep_names(node, io) {
+            return;
+        }
         let Some(flash) = &mut self.flash else { return };
         // The padding of two segments.
         flash.keep_budget(now, 2 * flash.segment_bytes, io);
@@ -210,7 +215,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         self.flash.as_mut().map(|flash| flash.log.unrecorded())
     }
 
-    /// Names and budget are on disk, before so many bytes more are written.
+    /// Names, if they can be kept, and the budget are on disk, before so many bytes more are written.
     pub fn keep_ahead<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
@@ -224,14 +229,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         self.keep_names(node, io);
     }
 
+    /// Returns false if they are to be kept and could not be.
     fn keep_names<L: LockKind, M: ObjectMemory>(
         &mut self,
         node: &Node<L, M>,
         io: &mut impl StateIo,
-    ) {
-        if self.flash.is_some() {
-            self.schedule.keep_names(names_known(node), || keep_names(node, io));
-        }
+    ) -> bool {
+        self.flash.is_none()
+            || self.schedule.keep_names(names_known(node), || keep_names(node, io))
     }
 
     /// So many bytes were written beside the segments; what the budget must remember is on disk.
@@ -278,7 +283,7 @@ fn keep_names<L: LockKind, M: ObjectMemory>(
     io: &mut impl StateIo,
 ) -> Option<usize> {
     let names = node.names();
-    io.try_keep_names(&names).then_some(names.len() + 1)
+    io.keep_names(&names).then_some(names.len() + 1)
 }
 
 impl Following {
