@@ -49,7 +49,9 @@ impl StateIo for Sponge {
     fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
         true
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl MaintenanceEffects for Sponge {

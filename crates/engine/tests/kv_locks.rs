@@ -105,7 +105,9 @@ impl StateIo for Disk {
     fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
         true
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 /// Trains nothing.

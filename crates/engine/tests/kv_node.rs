@@ -50,7 +50,9 @@ impl StateIo for Disk {
         }
         !self.is_full
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 #[derive(Default)]

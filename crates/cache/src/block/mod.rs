@@ -19,7 +19,8 @@
 //! | `lane` | a thread's own way to the volumes |
 //! | `queue` | the same for threads of a program that embeds the cache |
 //! | `grow` | a volume grows while it is served, and moves if it must |
-//! | `node_limits` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
+//! | `node_limits` | selection and shares. What they come to is decided in [`limits`] |
+//! | `budget` | the write budget's file |
 //! | `running` | a cache that runs, and how it ends |
 //! | `operators` | what an operator asks is carried through: lines are dropped, whatever waits for lines; `attach`: volumes come and go; `explain`: why a block is not cached |
 //! | `distrust` | lines of a store that forgot writes, or that somebody else has changed |

@@ -76,14 +76,16 @@ impl StateIo for Disk<'_> {
         kept.is_ok()
     }
 
-    fn keep_budget(&mut self, state: BudgetState) {
-        if let Err(error) = self.keep(BUDGET, serde_json::to_vec(&state)) {
+    fn keep_budget(&mut self, state: BudgetState) -> bool {
+        let kept = self.keep(BUDGET, serde_json::to_vec(&state));
+        if let Err(error) = &kept {
             tracing::warn!(
                 %error,
-                "the write budget could not be written down; the next start knows less of what was written to flash, and \
-                 allows more"
+                "the write budget could not be written down: the cache goes on, and a start after a kill knows less of what was \
+                 written to flash, and allows more. Make room in the data directory"
             );
         }
+        kept.is_ok()
     }
 }
 

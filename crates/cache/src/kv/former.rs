@@ -4,7 +4,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use larder_engine::kv::node::Plan;
-use larder_engine::kv::node::start::{self, DivisionError, DramKeeper, NO_BIRTHS, TakeIo, UsedFlash};
+use larder_engine::kv::node::start::{
+    self, DivisionError, DramKeeper, NO_BIRTHS, TakeIo, UsedFlash,
+};
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, SHARED_DIR, SharedDir, maps};
 

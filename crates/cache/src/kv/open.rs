@@ -506,8 +506,8 @@ impl StateIo for Closing<'_> {
     fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         self.disk.keep_names(names)
     }
-    fn keep_budget(&mut self, state: BudgetState) {
-        self.disk.keep_budget(state);
+    fn keep_budget(&mut self, state: BudgetState) -> bool {
+        self.disk.keep_budget(state)
     }
 }
 

@@ -331,7 +331,9 @@ impl StateIo for Stopping<'_> {
     fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         self.disk.keep_names(&mut self.machine.directory.names, names)
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl SegmentIo for Stopping<'_> {

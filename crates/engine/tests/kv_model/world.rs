@@ -116,7 +116,9 @@ impl StateIo for Io<'_> {
     fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         self.disk.keep_names(self.names, names)
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 /// What maintenance wants fitted.

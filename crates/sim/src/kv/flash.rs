@@ -431,7 +431,9 @@ impl StateIo for Flash {
     fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
         true
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl SegmentIo for Flash {

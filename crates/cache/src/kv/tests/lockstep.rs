@@ -138,8 +138,8 @@ impl StateIo for Served<'_> {
     fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         self.0.keep_names(names)
     }
-    fn keep_budget(&mut self, state: BudgetState) {
-        self.0.keep_budget(state);
+    fn keep_budget(&mut self, state: BudgetState) -> bool {
+        self.0.keep_budget(state)
     }
 }
 
@@ -185,7 +185,9 @@ impl StateIo for &mut InMemory {
         self.names = names.to_vec();
         true
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl Reads for &mut InMemory {

@@ -74,7 +74,7 @@ pub trait AllRounds {
     fn queues(&mut self) -> bool;
     /// A [`round`], if one is due. Returns whether it was.
     fn maintenance(&mut self) -> bool;
-    /// Who has time does what is due: the budget's file, what detectors wish to see, lines that are swept and counted. Returns when the
+    /// Who has time does what is due: what detectors wish to see, lines that are swept and counted. Returns when the
     /// next is; `None` if somebody further up on this thread is at it.
     fn scan(&mut self) -> Option<Nanos>;
     /// When the next round of maintenance is due; `None` where there is none any more.

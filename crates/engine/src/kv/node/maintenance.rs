@@ -30,8 +30,9 @@ pub trait StateIo {
     /// Keeps which number stands for which application, by number from 1 on. Returns false if they are not on disk then: they are kept
     /// again, and until they are nothing is written to flash, since a record might bear a new number.
     fn keep_names(&mut self, names: &[Vec<u8>]) -> bool;
-    /// Keeps what the write budget must remember over a kill, before what it speaks of is written.
-    fn keep_budget(&mut self, state: BudgetState);
+    /// Keeps what the write budget must remember over a kill, before what it speaks of is written. Returns false if it is not on disk
+    /// then: what that means is decided here ([`KeptBudget::kept`]).
+    fn keep_budget(&mut self, state: BudgetState) -> bool;
 }
 
 /// Takes what maintenance gives out.
@@ -58,6 +59,8 @@ pub struct LogReport {
     pub stats: LogStats,
     /// Bytes of memory that it takes.
     pub memory_bytes: usize,
+    /// How often the file of the write budget could not be written.
+    pub unkept_budgets: u64,
     pub(super) budget: Option<WriteBudget>,
 }
 
@@ -235,8 +238,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         node: &Node<L, M>,
         io: &mut impl StateIo,
     ) -> bool {
-        self.flash.is_none()
-            || self.schedule.keep_names(names_known(node), || keep_names(node, io))
+        self.flash.is_none() || self.schedule.keep_names(names_known(node), || keep_names(node, io))
     }
 
     /// So many bytes were written beside the segments; what the budget must remember is on disk.
@@ -250,7 +252,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         let Some(flash) = &mut self.flash else { return };
         let budget = flash.log.unrecorded().budget_mut();
         budget.charge(now.mono, bytes);
-        io.keep_budget(budget.state(now.mono));
+        let state = budget.state(now.mono);
+        let written = io.keep_budget(state);
+        flash.kept_budget.kept(now.mono, state, written);
         self.publish(node);
     }
 }
@@ -261,14 +265,15 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
         let mut report = node.report.lock();
         report.stats = *self.log.stats();
         report.memory_bytes = memory_bytes;
+        report.unkept_budgets = self.kept_budget.failed();
         report.budget = Some(self.log.budget().clone());
     }
 
     /// The file of the write budget is ahead of what is written, before so many bytes more are.
     fn keep_budget(&mut self, now: Now, bytes: u64, io: &mut impl StateIo) {
         if let Some(state) = self.kept_budget.due(now.mono, self.log.budget(), bytes) {
-            io.keep_budget(state);
-            self.kept_budget.kept(now.mono, state);
+            let written = io.keep_budget(state);
+            self.kept_budget.kept(now.mono, state, written);
         }
     }
 }
