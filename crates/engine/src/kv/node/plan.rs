@@ -229,8 +229,8 @@ impl Plan {
     pub const MOST_SHARDS: usize = 256;
 
     /// Whether memory can have been divided so: into so many shards with so many buckets each.
-    pub fn can_be_divided(shards: usize, buckets: u32) -> bool {
-        shards.is_power_of_two() && shards <= Plan::MOST_SHARDS && buckets > 0
+    pub fn can_be_divided(shards: u64, buckets: u32) -> bool {
+        shards.is_power_of_two() && shards <= Plan::MOST_SHARDS as u64 && buckets > 0
     }
 
     /// Words of the region of a flash of so many segments, with so many shards and buckets for each.

@@ -196,9 +196,9 @@ impl Schedule {
         if self.names_kept == known {
             return true;
         }
-        let kept = keep();
+        let kept = keep().or_else(|| self.planted(Planted::UnkeptNameWritten).then_some(known));
         self.names_kept = kept.unwrap_or(self.names_kept);
-        kept.is_some() || self.planted(Planted::UnkeptNameWritten)
+        kept.is_some()
     }
 
     /// The same ahead of a step of the log. A directory that is full stays so for longer than a step: it is tried again after a second.

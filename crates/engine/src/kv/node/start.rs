@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn all_shards_together_have_the_cas_uniques_of_a_start() {
         for shards in [1, 2, 16, 64, Plan::MOST_SHARDS] {
-            assert!(Plan::can_be_divided(shards, 1));
+            assert!(Plan::can_be_divided(shards as u64, 1));
             assert_eq!((shards as u64) << cas_bits(shards), CAS_OF_A_START, "{shards} shards");
         }
     }
