@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use larder_base::Nanos;
 use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::{
     Answer, Effects, Host, JobId, ShardIo, State, StoreOp, Volume, Why,
