@@ -46,8 +46,12 @@ impl SegmentIo for Sponge {
 }
 
 impl StateIo for Sponge {
-    fn keep_names(&mut self, _: &[Vec<u8>]) {}
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl MaintenanceEffects for Sponge {

@@ -102,8 +102,12 @@ impl SegmentIo for Disk {
 }
 
 impl StateIo for Disk {
-    fn keep_names(&mut self, _: &[Vec<u8>]) {}
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 /// Trains nothing.

@@ -44,16 +44,15 @@ impl SegmentIo for Disk {
 }
 
 impl StateIo for Disk {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
-        (self.names, self.names_at) = (names.to_vec(), self.written);
-    }
-    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         if !self.is_full {
-            self.keep_names(names);
+            (self.names, self.names_at) = (names.to_vec(), self.written);
         }
         !self.is_full
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 #[derive(Default)]
@@ -267,6 +266,33 @@ fn names_that_could_not_be_kept_are_kept_later() {
     site.maintenance.wake();
     site.rest();
     assert_eq!(site.disk.names, [b"a0", b"a1", b"a2"]);
+}
+
+/// A record whose application's number means nothing, or another one, to the next start would be counted as that one's: while the
+/// names of new applications cannot be kept nothing is written, nor at a stop. DRAM has room all the same.
+#[test]
+fn nothing_is_written_to_flash_while_names_cannot_be_kept() {
+    let mut site = Site::new(4 << 20, Some(16 << 20));
+    site.disk.is_full = true;
+    site.fill(0, 8_000);
+    let shards = |site: &Site| site.node.totals(site.now.mono).shards;
+    assert!(site.disk.written == 0 && shards(&site).evictions > 0, "{:?}", shards(&site));
+    assert_eq!(shards(&site).evictions_direct, 0, "{:?}", shards(&site));
+    // Once they are kept, flash takes what comes.
+    site.disk.is_full = false;
+    site.now.mono = site.now.mono + Nanos::from_secs(1);
+    site.fill(8_000, 16_000);
+    let before = site.disk.written;
+    assert!(before > 2 && site.disk.names_at == 0, "{before}");
+    // A stop writes what is staged, unless there is a name that it cannot keep.
+    site.disk.is_full = true;
+    site.set("late:key", b"v", Expiry::NEVER);
+    site.maintenance.drain(site.now, &site.node, &mut site.disk);
+    assert_eq!((site.disk.written, site.disk.names.len()), (before, 3));
+    site.disk.is_full = false;
+    site.maintenance.drain(site.now, &site.node, &mut site.disk);
+    assert!(site.disk.written > before && site.disk.names_at == before);
+    site.node.validate().unwrap();
 }
 
 /// Thousands of changes come quicker than memory follows: one that was overtaken is not carried out, or what is resident

@@ -333,6 +333,8 @@ pub struct KeptBudget {
     ahead: u64,
     /// What was last written down, and when.
     last: Option<(BudgetState, Nanos)>,
+    /// How often it could not be.
+    failed: u64,
 }
 
 /// A claim is of the income of so many seconds, and as often what was earned since is written down.
@@ -343,7 +345,11 @@ impl KeptBudget {
     pub fn new(budget: &WriteBudget, flash: ByteSize, unit: u64) -> KeptBudget {
         let income = budget.rate().map_or(0, |rate| (rate * CLAIM_SECONDS as f64) as u64);
         // The part of the flash: a first fill is not to be held up by the file.
-        KeptBudget { ahead: income.max(flash.0 / 1024).max(unit.saturating_mul(4)), last: None }
+        KeptBudget {
+            ahead: income.max(flash.0 / 1024).max(unit.saturating_mul(4)),
+            last: None,
+            failed: 0,
+        }
     }
 
     /// The same where claims go `ahead` bytes ahead, whatever the income.
@@ -376,9 +382,17 @@ impl KeptBudget {
         claimed || !budget.is_on()
     }
 
-    /// The file says `state`.
-    pub fn kept(&mut self, now: Nanos, state: BudgetState) {
+    /// The file was to say `state`, and does if it was `written`. If not, nobody waits for it: clients do not wait for a directory that
+    /// is full for days. What was claimed may be written all the same, the next claim tries again, and a kill before that forgets so
+    /// much of what was spent.
+    pub fn kept(&mut self, now: Nanos, state: BudgetState, written: bool) {
         self.last = Some((state, now));
+        self.failed += u64::from(!written);
+    }
+
+    /// How often the file could not be written.
+    pub fn failed(&self) -> u64 {
+        self.failed
     }
 
     /// Bytes that a claim goes ahead.
@@ -571,7 +585,7 @@ mod tests {
                     now = now + Nanos(rng.below(300_000_000));
                     if let Some(state) = kept.due(now, &b, 2 * unit) {
                         file = Some(state);
-                        kept.kept(now, state);
+                        kept.kept(now, state, true);
                     }
                     let wanted = rng.below(unit);
                     written += b.grant(now, wanted);
@@ -589,6 +603,23 @@ mod tests {
             assert!(first.spent() >= written, "every byte is remembered");
             assert!(first.spent() < 2 * written + 40 * (60_000 + 6 * unit), "and few others");
         }
+    }
+
+    /// Whoever writes is not stopped by a file that cannot be written, and it is not written at every turn.
+    #[test]
+    fn a_claim_that_cannot_be_written_down_holds_nothing_up() {
+        let flash = ByteSize(1 << 20);
+        let mut b = WriteBudget::new(&thousand(false), flash, None, Nanos::ZERO).unwrap();
+        let mut kept = KeptBudget::new(&b, flash, 4096);
+        assert!(!kept.covers(&b, 4096), "nothing has been tried yet");
+        let state = kept.due(Nanos::ZERO, &b, 4096).unwrap();
+        kept.kept(Nanos::ZERO, state, false);
+        assert!(kept.covers(&b, 4096) && kept.failed() == 1);
+        assert_eq!(kept.due(Nanos::ZERO, &b, 4096), None);
+        b.charge(Nanos::ZERO, state.spent);
+        let state = kept.due(Nanos::ZERO, &b, 4096).expect("the next claim tries again");
+        kept.kept(Nanos::ZERO, state, true);
+        assert_eq!(kept.failed(), 1);
     }
 
     #[test]

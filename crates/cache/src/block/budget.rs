@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use larder_base::Nanos;
-use larder_engine::block::node::charged::Charges;
+use larder_engine::block::node::charged::{self, Charges};
 use larder_engine::block::node::limits::Limits;
 use larder_format::block::BlockSuperblock;
 use larder_policy::budget::BudgetState;
@@ -30,8 +30,8 @@ impl BudgetFile {
         std::fs::read(&self.path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
     }
 
-    /// It says this from now on. If it cannot be written, that is said.
-    fn write(&self, state: &BudgetState) {
+    /// It says this from now on. If it cannot be written, that is said; returns false.
+    fn write(&self, state: &BudgetState) -> bool {
         let saved = serde_json::to_vec(state).map_err(std::io::Error::other).and_then(|bytes| {
             // A state directory that was moved away is not made anew in the place that it is to come back to.
             match self.path.parent() {
@@ -39,13 +39,15 @@ impl BudgetFile {
                 _ => super::store_file(&self.path, &bytes),
             }
         });
-        if let Err(error) = saved {
+        if let Err(error) = &saved {
             tracing::warn!(
                 %error,
-                "'{}' cannot be written: the next start knows less of what was written to the cache, and allows more",
+                "'{}' cannot be written: the cache goes on, and a start after a kill knows less of what was written to it, and \
+                 allows more. Make room in the state directory",
                 self.path.display()
             );
         }
+        saved.is_ok()
     }
 }
 
@@ -58,9 +60,7 @@ pub(super) struct Purse<'a> {
 impl Purse<'_> {
     /// The last word, when nothing is written any more.
     pub(super) fn save(&self, now: Nanos) {
-        if let Some(state) = self.limits.state(now) {
-            self.keep_budget(now, state);
-        }
+        charged::save(self, now);
     }
 }
 
@@ -69,8 +69,7 @@ impl Charges for Purse<'_> {
         self.limits
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.file.write(&state);
-        self.limits.kept(now, state);
+    fn keep_budget(&self, state: BudgetState) -> bool {
+        self.file.write(&state)
     }
 }

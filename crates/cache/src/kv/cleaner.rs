@@ -62,32 +62,30 @@ impl Disk<'_> {
 }
 
 impl StateIo for Disk<'_> {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
-        self.try_keep_names(names);
-    }
-
-    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         let kept = self.keep(APPLICATIONS, serde_json::to_vec(names));
         if let Err(error) = &kept {
             let name = APPLICATIONS;
             tracing::warn!(
                 %error,
                 name,
-                "could not be written: until it is, a start does not know whose records of new applications are. Make room in the \
-                 data directory"
+                "could not be written, and there are new applications: until it is, nothing is written to flash, since the next \
+                 start would not know whose it is. Make room in the data directory"
             );
         }
         kept.is_ok()
     }
 
-    fn keep_budget(&mut self, state: BudgetState) {
-        if let Err(error) = self.keep(BUDGET, serde_json::to_vec(&state)) {
+    fn keep_budget(&mut self, state: BudgetState) -> bool {
+        let kept = self.keep(BUDGET, serde_json::to_vec(&state));
+        if let Err(error) = &kept {
             tracing::warn!(
                 %error,
-                "the write budget could not be written down; the next start knows less of what was written to flash, and \
-                 allows more"
+                "the write budget could not be written down: the cache goes on, and a start after a kill knows less of what was \
+                 written to flash, and allows more. Make room in the data directory"
             );
         }
+        kept.is_ok()
     }
 }
 

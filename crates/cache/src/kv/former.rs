@@ -4,7 +4,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use larder_engine::kv::node::Plan;
-use larder_engine::kv::node::start::{self, DivisionError, NO_BIRTHS, TakeIo, UsedFlash};
+use larder_engine::kv::node::start::{
+    self, DivisionError, DramKeeper, NO_BIRTHS, TakeIo, UsedFlash,
+};
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, SHARED_DIR, SharedDir, maps};
 
@@ -164,7 +166,7 @@ fn served(source: DataDirError) -> CacheError {
 
 /// Makes cold what this directory has left, which is shared from then on.
 fn forsake(dir: DataDir) -> Result<Forsaken, CacheError> {
-    let warnings = take_directory(&dir, random_run()?, None)?;
+    let warnings = take_directory(&dir, random_run()?, None)?.0;
     Ok(Forsaken { lock: Some(dir.into_shared().map_err(served)?), warnings })
 }
 
@@ -196,20 +198,22 @@ impl TakeIo for Taking<'_> {
     }
 }
 
-/// The directory is that of `run`, which has no flash, and this file of what is in DRAM. What the operator should know.
+/// The directory is that of `run`, which has no flash, and this file of what is in DRAM, of CAS from this one on. What the operator
+/// should know, and what keeps DRAM in that file.
 pub(super) fn take_directory(
     dir: &DataDir,
     run: u64,
-    file: Option<&MemoryFile>,
-) -> Result<Vec<String>, CacheError> {
+    file: Option<(&MemoryFile, u64)>,
+) -> Result<(Vec<String>, Option<DramKeeper>), CacheError> {
     let former = run::last_that_keeps(dir.path()).ok().flatten().map(|last| last.note());
+    let (file, cas_base) = file.unzip();
     let mut taking = Taking { dir, file, not_void: None, believed: false };
-    let outdated = start::take_directory(former.as_ref(), run, file.is_some(), &mut taking)?;
+    let taken = start::take_directory(former.as_ref(), run, cas_base, &mut taking)?;
     let mut warnings = Vec::from_iter(taking.not_void);
     if file.is_some() && !taking.believed {
         warnings.push(format!("{NO_BIRTHS}: what is in DRAM is not put back from a file there"));
     }
-    if let Some(flash) = outdated {
+    if let Some(flash) = taken.outdated {
         warnings.push(format!(
             "this run is without flash: what flash '{}' holds may be outdated by what is stored and deleted now, so the next \
              start with it is cold; a run that shall not do that is given a --data-dir of its own (this one's is '{}')",
@@ -217,5 +221,5 @@ pub(super) fn take_directory(
             dir.path().display()
         ));
     }
-    Ok(warnings)
+    Ok((warnings, taken.keeper))
 }

@@ -51,7 +51,7 @@ pub use cache::{Cache, Closed, LONGEST_KEY, Lookup, NotStored};
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::CacheError;
 pub use larder_engine::kv::node::start::Warmth;
-pub use open::{CAS_BITS, CacheConfig, Opened, open};
+pub use open::{CacheConfig, Opened, open};
 pub use own_files::{LOG, flash_in_the_way, own_file};
 pub use reads::ring_for;
 pub use record::{RecordConfig, RecordStats};

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use larder_base::lock::Threads;
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
 use larder_engine::kv::node::start::{
-    Closed, Drawn, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks, Warmth,
+    self, Closed, Drawn, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks,
+    Warmth,
 };
 use larder_engine::kv::node::{
     self, AdmissionNeed, AtRest, LogStart, Maintenance, Node, Plan, StateIo, defaults,
@@ -122,9 +123,6 @@ impl Heads for Head<'_> {
         self.0.sync()
     }
 }
-
-/// CAS uniques of a shard, as a power of two: a start may give out 2^48.
-pub const CAS_BITS: u32 = 44;
 
 /// What admission needs of the memory.
 pub(super) fn need(config: &CacheConfig) -> AdmissionNeed<'_> {
@@ -505,11 +503,11 @@ impl SegmentIo for Closing<'_> {
 }
 
 impl StateIo for Closing<'_> {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
-        self.disk.keep_names(names);
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+        self.disk.keep_names(names)
     }
-    fn keep_budget(&mut self, state: BudgetState) {
-        self.disk.keep_budget(state);
+    fn keep_budget(&mut self, state: BudgetState) -> bool {
+        self.disk.keep_budget(state)
     }
 }
 
@@ -655,7 +653,7 @@ fn run_setup(
         uuid: parts.uuid.to_string(),
         hash_key: parts.hash_key,
         cas_base: parts.cas_base,
-        cas_bits: CAS_BITS,
+        cas_bits: start::cas_bits(parts.plan.shards),
         seed: parts.cas_base,
         flash: parts.geometry,
         log: parts.log,

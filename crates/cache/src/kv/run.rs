@@ -149,7 +149,7 @@ pub(super) fn last(dir: &DataDir) -> Result<RunFile, String> {
     };
     let FileMark { inode, born } = dir.mark_of(&found);
     read.note().check_found_in(NoteFile { inode, born })?;
-    let divided = |f: &FlashOfRun| f.shards.is_power_of_two() && f.shards <= 256 && f.buckets > 0;
+    let divided = |f: &FlashOfRun| Plan::can_be_divided(f.shards, f.buckets);
     if !read.flash.as_ref().is_none_or(divided) {
         return Err(format!("the data directory's {RUN} says what cannot be"));
     }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_base::{AppId, ByteSize, Expiry, Nanos, Now, UnixSecs};
-use larder_cache::kv::{CAS_BITS, CacheConfig, Core, Upkeep, open_without_threads};
+use larder_cache::kv::{CacheConfig, Core, Upkeep, open_without_threads};
 use larder_engine::dram::Contents;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request as Asked, Store,
@@ -199,7 +199,7 @@ fn lockstep(
         names: [(NAMED.0, NAMED.1.to_owned())].into(),
         ..sim::CacheConfig::default()
     };
-    let drawn = Drawn::by(served.core.setup(), CAS_BITS);
+    let drawn = Drawn::by(served.core.setup());
     let mut simulated = HybridCache::with_bytes_of(&config, &drawn).unwrap();
     assert_eq!(served.core.setup(), simulated.setup(), "{policy}: built from the same");
     let geometry = larder_engine::kv::node::Plan::geometry(

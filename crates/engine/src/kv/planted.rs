@@ -48,6 +48,8 @@ pub enum Planted {
     MemoryFileDescribedFirst,
     /// Objects of a memory file come back though a flush that was announced has come due meanwhile.
     DueFlushForgotten,
+    /// Records are written though the names of new applications could not be kept.
+    UnkeptNameWritten,
 }
 
 impl<M> super::KvShard<M> {

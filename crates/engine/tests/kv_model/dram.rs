@@ -159,7 +159,7 @@ impl Machine {
         let run = rng.next_u64().max(1);
         if !named && former.is_some() {
             let mut io = Taking { machine: self, named, rng };
-            take_directory(former.as_ref(), run, false, &mut io)?;
+            take_directory(former.as_ref(), run, None, &mut io)?;
         }
         let opened = match named {
             true => self.prove(&self.directory.last(), None, options)?,
@@ -173,11 +173,11 @@ impl Machine {
         let words = (0..SHARDS).map(|_| index()).collect();
         let started = start(&setup, words, None, None, 0, options)?;
         self.back = opened.map_or_else(Back::default, |o| o.load(&started.0, &names, now));
+        let mut keeper = None;
         if named {
             let mut io = Taking { machine: self, named, rng };
-            take_directory(former.as_ref(), run, true, &mut io)?;
+            keeper = take_directory(former.as_ref(), run, Some(base), &mut io)?.keeper;
         }
-        let keeper = named.then(|| DramKeeper::new(run, base, None));
         self.own_memory_file(keeper, options);
         Ok(started)
     }

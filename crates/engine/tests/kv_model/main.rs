@@ -99,6 +99,7 @@ fn every_planted_fault_is_caught_within_a_thousand_seeds() {
         MemoryFileOfAnotherRun,
         MemoryFileDescribedFirst,
         DueFlushForgotten,
+        UnkeptNameWritten,
     ];
     let mut missed = Vec::new();
     for fault in all {

@@ -20,6 +20,7 @@ pub(crate) struct Seen {
     pub(super) copies: u64,
     pub(super) put_back: u64,
     pub(super) io_errors: u64,
+    pub(super) unkept_names: u64,
     pub(super) extents: u64,
     pub(super) brought_in: u64,
     /// Runs without flash, and memory files that were believed by them.
@@ -50,6 +51,7 @@ impl Seen {
         self.copies += o.copies;
         self.put_back += o.put_back;
         self.io_errors += o.io_errors;
+        self.unkept_names += o.unkept_names;
         self.extents += o.extents;
         self.brought_in += o.brought_in;
         self.alone += o.alone;
@@ -78,6 +80,7 @@ impl Seen {
             self.copies,
             self.put_back,
             self.io_errors,
+            self.unkept_names,
             self.extents,
             self.brought_in,
             self.alone,

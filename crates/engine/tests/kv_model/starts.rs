@@ -328,10 +328,12 @@ struct Stopping<'a> {
 }
 
 impl StateIo for Stopping<'_> {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
-        self.machine.directory.names = names.to_vec();
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+        self.disk.keep_names(&mut self.machine.directory.names, names)
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl SegmentIo for Stopping<'_> {
@@ -499,6 +501,9 @@ pub(super) fn start(
         None => None,
         Some(table) => setup.log_over(table, vec![vec![0; SEGMENT_BYTES as usize]; 3])?,
     };
-    let maintenance = Maintenance::new(&node, log, setup.shards[0].cas_base, names_kept);
+    #[cfg_attr(not(feature = "planted"), expect(unused_mut, reason = "for a fault"))]
+    let mut maintenance = Maintenance::new(&node, log, setup.shards[0].cas_base, names_kept);
+    #[cfg(feature = "planted")]
+    options.planted.iter().for_each(|fault| maintenance.plant(*fault));
     Ok((node, maintenance, kept))
 }

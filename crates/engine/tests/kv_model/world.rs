@@ -41,6 +41,8 @@ pub(super) struct Disk {
     rng: Rng,
     fault_rate: f64,
     errors: u64,
+    /// Names that could not be kept.
+    unkept_names: u64,
     fuse: Option<Arc<AtomicU64>>,
 }
 
@@ -49,6 +51,16 @@ impl Disk {
         let fails = self.rng.chance(self.fault_rate);
         self.errors += u64::from(fails);
         fails
+    }
+
+    /// The directory has these names, or it fails: then it may have them or not.
+    pub(super) fn keep_names(&mut self, kept: &mut Vec<Vec<u8>>, names: &[Vec<u8>]) -> bool {
+        let (fails, made) = (self.rng.chance(0.2), self.rng.chance(0.3));
+        if !fails || made {
+            *kept = names.to_vec();
+        }
+        self.unkept_names += u64::from(fails);
+        !fails
     }
 }
 
@@ -101,10 +113,12 @@ impl SegmentIo for Io<'_> {
 }
 
 impl StateIo for Io<'_> {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
-        *self.names = names.to_vec();
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+        self.disk.keep_names(self.names, names)
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 /// What maintenance wants fitted.
@@ -301,6 +315,7 @@ impl World {
             rng: rng.fork(1),
             fault_rate: if faulty { 0.03 } else { 0.0 },
             errors: 0,
+            unkept_names: 0,
             fuse: None,
         };
         let policy = ["all", "all", "ghost", "flashiness", "reject_first"][rng.below(5) as usize];
@@ -358,6 +373,7 @@ impl World {
         }
         seen.reclaimed += self.maintenance.log().map_or(0, |log| log.stats().segments_reclaimed);
         seen.io_errors += self.disk.errors;
+        seen.unkept_names += self.disk.unkept_names;
         seen
     }
 

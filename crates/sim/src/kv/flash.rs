@@ -428,8 +428,12 @@ impl Flash {
 
 /// A simulation is not gone on with.
 impl StateIo for Flash {
-    fn keep_names(&mut self, _: &[Vec<u8>]) {}
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl SegmentIo for Flash {

@@ -3,6 +3,7 @@
 use larder_base::{ByteSize, Nanos};
 use larder_engine::kv::FlashGeometry;
 use larder_engine::kv::node::defaults::{self, SizeError};
+use larder_engine::kv::node::start::cas_bits;
 use larder_engine::kv::node::{AdmissionNeed, LogStart, Plan, Study};
 use larder_engine::kv::record::RunSetup;
 use larder_policy::admission::AdmissionConfig;
@@ -128,8 +129,8 @@ impl Drawn {
         }
     }
 
-    /// What another run has drawn. Its shards have parts of `2^cas_bits` CAS uniques.
-    pub fn by(run: &RunSetup, cas_bits: u32) -> Drawn {
+    /// What the run of a server has drawn.
+    pub fn by(run: &RunSetup) -> Drawn {
         let (first, log) = (&run.shards[0], run.log.as_ref());
         Drawn {
             larder: run.larder.clone(),
@@ -137,7 +138,7 @@ impl Drawn {
             hash_key: run.hash_key,
             salt: run.salt,
             cas_base: first.cas_base,
-            cas_bits,
+            cas_bits: cas_bits(run.shards.len()),
             seed: first.seed,
             training_seed: first.cas_base,
             log: log.map_or_else(LogStart::default, |log| LogStart {

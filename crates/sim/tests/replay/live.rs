@@ -64,8 +64,12 @@ impl SegmentIo for Device {
 }
 
 impl StateIo for Device {
-    fn keep_names(&mut self, _: &[Vec<u8>]) {}
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 /// What maintenance wants fitted.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use larder_base::{AppId, HashKey, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::FlashGeometry;
-use larder_engine::kv::node::start::{DramKeeper, cas_base};
+use larder_engine::kv::node::start::cas_base;
 use larder_format::Uuid;
 use larder_runtime::{Clock, DataDir, SHARED_DIR, maps};
 
@@ -58,10 +58,10 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
     warnings.extend(loaded.warning);
     let notes = Vec::from_iter(loaded.note);
     if let Some((file, dir)) = memory_file {
-        let run = random_run()?;
-        warnings.extend(former::take_directory(&dir, run, Some(&file))?);
-        let keeper = DramKeeper::new(run, parts.cas_base, None);
-        store.memory_file = Some(file.keeper(keeper, Some(dir)));
+        let owned = Some((&file, parts.cas_base));
+        let (said, keeper) = former::take_directory(&dir, random_run()?, owned)?;
+        warnings.extend(said);
+        store.memory_file = keeper.map(|keeper| file.keeper(keeper, Some(dir)));
     }
     undo.0.clear();
     let opened = Opened {

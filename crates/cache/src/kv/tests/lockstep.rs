@@ -135,11 +135,11 @@ impl SegmentIo for Served<'_> {
 }
 
 impl StateIo for Served<'_> {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
-        self.0.keep_names(names);
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
+        self.0.keep_names(names)
     }
-    fn keep_budget(&mut self, state: BudgetState) {
-        self.0.keep_budget(state);
+    fn keep_budget(&mut self, state: BudgetState) -> bool {
+        self.0.keep_budget(state)
     }
 }
 
@@ -181,10 +181,13 @@ impl SegmentIo for &mut InMemory {
 }
 
 impl StateIo for &mut InMemory {
-    fn keep_names(&mut self, names: &[Vec<u8>]) {
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool {
         self.names = names.to_vec();
+        true
     }
-    fn keep_budget(&mut self, _: BudgetState) {}
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl Reads for &mut InMemory {

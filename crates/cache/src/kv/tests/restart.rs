@@ -56,6 +56,28 @@ fn applications_keep_their_ids_and_their_bytes_on_flash() {
     }
 }
 
+/// A record bears the number of its application, which the next start would give to another one: while the file of names cannot be
+/// written nothing comes to flash, from the cleaner or from a stop.
+#[test]
+fn nothing_comes_to_flash_while_names_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path().to_owned());
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    // No file can take the place of a directory.
+    let in_the_way = dir.path().join("applications.json");
+    std::fs::create_dir_all(in_the_way.join("x")).unwrap();
+    let mut client = Client::new(5, 1_500);
+    let (site, _) = open(&config, device.clone()).unwrap();
+    (0..3_000).for_each(|_| client.step(&site));
+    assert!(client.check_all(&site) > 0);
+    site.stop(false);
+    std::fs::remove_dir_all(&in_the_way).unwrap();
+    let (site, opened) = open(&config, device).unwrap();
+    assert_eq!((opened.kept, flash_bytes(&site).values().sum::<u64>()), (0, 0));
+    client.check_all(&site);
+    site.stop(true);
+}
+
 /// Six bytes a second: as good as none, but for the first fill, which is lent once.
 fn poor(dir: &std::path::Path) -> CacheConfig {
     let budget = WriteBudgetConfig { tbw: Some(ByteSize(1_000_000_000)), ..Default::default() };

@@ -2,6 +2,7 @@
 //!
 //! Lines are charged when they are asked for, the map's log with each write of its own: before the device has it. What queues
 //! write they pay for themselves, and who is in here writes down what they may. So no host charges anything, and none forgets to.
+//! Where the budget's file cannot be written everything goes on ([`KeptBudget::kept`](larder_policy::budget::KeptBudget::kept)).
 
 use larder_base::Nanos;
 use larder_policy::budget::BudgetState;
@@ -14,9 +15,21 @@ use crate::block::log::LogIo;
 pub trait Charges {
     /// The budget.
     fn limits(&self) -> &Limits;
-    /// The budget's file is to say this before anything else is written to flash; then [`Limits::kept`]. Only the thread that owns
-    /// maintenance is asked for it, and it may block.
-    fn keep_budget(&self, now: Nanos, state: BudgetState);
+    /// The budget's file is to say this before anything else is written to flash. Returns false if it does not: what that means is
+    /// decided here ([`Limits::kept`]). Only the thread that owns maintenance is asked for it, and it may block.
+    fn keep_budget(&self, state: BudgetState) -> bool;
+}
+
+/// The last word of a run, when nothing is written any more.
+pub fn save(charges: &impl Charges, now: Nanos) {
+    keep(charges, now, charges.limits().state(now));
+}
+
+fn keep(charges: &impl Charges, now: Nanos, due: Option<BudgetState>) {
+    if let Some(state) = due {
+        let written = charges.keep_budget(state);
+        charges.limits().kept(now, state, written);
+    }
 }
 
 /// A budget that is kept in no file.
@@ -25,7 +38,9 @@ impl Charges for Limits {
         self
     }
 
-    fn keep_budget(&self, _: Nanos, _: BudgetState) {}
+    fn keep_budget(&self, _: BudgetState) -> bool {
+        true
+    }
 }
 
 impl<C: Charges> Charges for &C {
@@ -33,8 +48,8 @@ impl<C: Charges> Charges for &C {
         (**self).limits()
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        (**self).keep_budget(now, state);
+    fn keep_budget(&self, state: BudgetState) -> bool {
+        (**self).keep_budget(state)
     }
 }
 
@@ -54,18 +69,12 @@ impl<I, C: Charges> Charged<I, C> {
     /// So many lines of `line_bytes` bytes leave for flash.
     pub(super) fn lines(&self, lines: u32, line_bytes: u32) {
         let bytes = u64::from(lines) * u64::from(line_bytes);
-        self.keep(self.charges.limits().charge(self.now, bytes));
+        keep(&self.charges, self.now, self.charges.limits().charge(self.now, bytes));
     }
 
     /// More of the budget is written down, if it is time for that.
     pub(super) fn claim(&self) {
-        self.keep(self.charges.limits().due(self.now));
-    }
-
-    fn keep(&self, due: Option<BudgetState>) {
-        if let Some(state) = due {
-            self.charges.keep_budget(self.now, state);
-        }
+        keep(&self.charges, self.now, self.charges.limits().due(self.now));
     }
 }
 
@@ -75,7 +84,8 @@ impl<I: LogIo, C: Charges> LogIo for Charged<I, C> {
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
-        self.keep(self.charges.limits().charge_log(self.now, bytes.len() as u64));
+        let due = self.charges.limits().charge_log(self.now, bytes.len() as u64);
+        keep(&self.charges, self.now, due);
         self.io.write(at, bytes)
     }
 

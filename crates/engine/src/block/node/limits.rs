@@ -114,11 +114,16 @@ impl Limits {
         kept.due(now, &ledger.budget, wanted.max(kept.ahead() / 2))
     }
 
-    /// The file says `state`.
-    pub fn kept(&self, now: Nanos, state: BudgetState) {
+    /// The file was to say `state`, and does if it was `written`: see [`KeptBudget::kept`].
+    pub fn kept(&self, now: Nanos, state: BudgetState, written: bool) {
         if let Some(kept) = self.ledger().as_mut().and_then(|ledger| ledger.kept.as_mut()) {
-            kept.kept(now, state);
+            kept.kept(now, state, written);
         }
+    }
+
+    /// How often the budget's file could not be written.
+    pub fn unkept(&self) -> u64 {
+        self.ledger().and_then(|ledger| ledger.kept.as_ref().map(KeptBudget::failed)).unwrap_or(0)
     }
 
     /// What the file is to say when nothing is written any more.
@@ -374,7 +379,7 @@ mod tests {
                 if i % 3 == 0 { limits.charge_log(now, 4096) } else { limits.charge(now, 65_536) };
             if let Some(state) = due {
                 file = state.spent;
-                limits.kept(now, state);
+                limits.kept(now, state, true);
             }
             assert!(limits.spent() <= file, "{} {file}", limits.spent());
         }
@@ -401,7 +406,7 @@ mod tests {
             let state = limits.due(now).expect("somebody waits");
             file = state.spent;
             assert!(!limits.pay(now, bytes), "it is not in the file yet");
-            limits.kept(now, state);
+            limits.kept(now, state, true);
             assert!(limits.pay(now, bytes), "it is");
         }
         // The first, and of the nine large ones all but those for which enough was claimed when another was asked for twice.

@@ -27,15 +27,12 @@ use crate::kv::resize::Resizable;
 
 /// Small files, as an argument. What cannot be written is told the operator by who carries it out; the next start knows less then.
 pub trait StateIo {
-    /// Keeps which number stands for which application, by number from 1 on, before a record on flash bears a new one.
-    fn keep_names(&mut self, names: &[Vec<u8>]);
-    /// The same. Returns false if they are not on disk then: they are kept again.
-    fn try_keep_names(&mut self, names: &[Vec<u8>]) -> bool {
-        self.keep_names(names);
-        true
-    }
-    /// Keeps what the write budget must remember over a kill, before what it speaks of is written.
-    fn keep_budget(&mut self, state: BudgetState);
+    /// Keeps which number stands for which application, by number from 1 on. Returns false if they are not on disk then: they are kept
+    /// again, and until they are nothing is written to flash, since a record might bear a new number.
+    fn keep_names(&mut self, names: &[Vec<u8>]) -> bool;
+    /// Keeps what the write budget must remember over a kill, before what it speaks of is written. Returns false if it is not on disk
+    /// then: what that means is decided here ([`KeptBudget::kept`]).
+    fn keep_budget(&mut self, state: BudgetState) -> bool;
 }
 
 /// Takes what maintenance gives out.
@@ -62,6 +59,8 @@ pub struct LogReport {
     pub stats: LogStats,
     /// Bytes of memory that it takes.
     pub memory_bytes: usize,
+    /// How often the file of the write budget could not be written.
+    pub unkept_budgets: u64,
     pub(super) budget: Option<WriteBudget>,
 }
 
@@ -155,6 +154,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         }
     }
 
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: crate::kv::Planted) {
+        self.schedule.plant(fault);
+    }
+
     // ---- records ----
 
     /// Records from now on, the log on a tape of its own, if there is one; both must be new.
@@ -185,14 +190,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
 
     // ---- a stop ----
 
-    /// Writes out what is staged, however little, after the last request and behind the end of the record.
+    /// Writes out what is staged, however little, after the last request and behind the end of the record. Where names cannot be kept
+    /// it is not written: it is not on flash then.
     pub fn drain<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
         io: &mut (impl SegmentIo + StateIo),
     ) {
-        self.keep_names(node, io);
+        if !self.keep_names(node, io) {
+            return;
+        }
         let Some(flash) = &mut self.flash else { return };
         // The padding of two segments.
         flash.keep_budget(now, 2 * flash.segment_bytes, io);
@@ -210,7 +218,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         self.flash.as_mut().map(|flash| flash.log.unrecorded())
     }
 
-    /// Names and budget are on disk, before so many bytes more are written.
+    /// Names, if they can be kept, and the budget are on disk, before so many bytes more are written.
     pub fn keep_ahead<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
@@ -224,14 +232,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         self.keep_names(node, io);
     }
 
+    /// Returns false if they are to be kept and could not be.
     fn keep_names<L: LockKind, M: ObjectMemory>(
         &mut self,
         node: &Node<L, M>,
         io: &mut impl StateIo,
-    ) {
-        if self.flash.is_some() {
-            self.schedule.keep_names(names_known(node), || keep_names(node, io));
-        }
+    ) -> bool {
+        self.flash.is_none() || self.schedule.keep_names(names_known(node), || keep_names(node, io))
     }
 
     /// So many bytes were written beside the segments; what the budget must remember is on disk.
@@ -245,7 +252,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         let Some(flash) = &mut self.flash else { return };
         let budget = flash.log.unrecorded().budget_mut();
         budget.charge(now.mono, bytes);
-        io.keep_budget(budget.state(now.mono));
+        let state = budget.state(now.mono);
+        let written = io.keep_budget(state);
+        flash.kept_budget.kept(now.mono, state, written);
         self.publish(node);
     }
 }
@@ -256,14 +265,15 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
         let mut report = node.report.lock();
         report.stats = *self.log.stats();
         report.memory_bytes = memory_bytes;
+        report.unkept_budgets = self.kept_budget.failed();
         report.budget = Some(self.log.budget().clone());
     }
 
     /// The file of the write budget is ahead of what is written, before so many bytes more are.
     fn keep_budget(&mut self, now: Now, bytes: u64, io: &mut impl StateIo) {
         if let Some(state) = self.kept_budget.due(now.mono, self.log.budget(), bytes) {
-            io.keep_budget(state);
-            self.kept_budget.kept(now.mono, state);
+            let written = io.keep_budget(state);
+            self.kept_budget.kept(now.mono, state, written);
         }
     }
 }
@@ -278,7 +288,7 @@ fn keep_names<L: LockKind, M: ObjectMemory>(
     io: &mut impl StateIo,
 ) -> Option<usize> {
     let names = node.names();
-    io.try_keep_names(&names).then_some(names.len() + 1)
+    io.keep_names(&names).then_some(names.len() + 1)
 }
 
 impl Following {

@@ -8,7 +8,7 @@ use larder_policy::admission::{AdmissionConfig, PolicyName};
 use crate::index::FlashIndex;
 use crate::kv::{FlashGeometry, SegmentTable};
 
-/// Most shards: enough that two threads seldom meet, few enough that each has memory worth the name.
+/// Most shards where memory alone does not ask for more: enough that two threads seldom meet, few enough that each has memory worth the name.
 const MAX_SHARDS: usize = 16;
 /// A shard's arena holds at least this many objects of the largest size.
 const LARGEST_PER_ARENA: u64 = 4;
@@ -225,6 +225,14 @@ impl Plan {
         Self::divide(memory, max_item, Some(flash), admission, Some((shards.max(1), buckets)))
     }
 
+    /// Most shards that there can be.
+    pub const MOST_SHARDS: usize = 256;
+
+    /// Whether memory can have been divided so: into so many shards with so many buckets each.
+    pub fn can_be_divided(shards: u64, buckets: u32) -> bool {
+        shards.is_power_of_two() && shards <= Plan::MOST_SHARDS as u64 && buckets > 0
+    }
+
     /// Words of the region of a flash of so many segments, with so many shards and buckets for each.
     pub fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
         let index = FlashIndex::words_for(buckets).next_multiple_of(8);
@@ -243,7 +251,7 @@ impl Plan {
         });
         let expected = capacity / object.max(64);
         let mut shards = MAX_SHARDS;
-        while memory / shards as u64 > MAX_ARENA && shards < 256 {
+        while memory / shards as u64 > MAX_ARENA && shards < Plan::MOST_SHARDS {
             shards *= 2;
         }
         if let Some((kept, _)) = kept {
@@ -252,7 +260,7 @@ impl Plan {
         if memory / shards as u64 > MAX_ARENA {
             return Err(PlanError::TooMuchMemory {
                 memory: ByteSize(memory),
-                most: ByteSize(kept.map_or(256, |(n, _)| n as u64) * MAX_ARENA),
+                most: ByteSize(kept.map_or(Plan::MOST_SHARDS, |(n, _)| n) as u64 * MAX_ARENA),
             });
         }
         loop {

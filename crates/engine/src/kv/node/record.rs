@@ -247,8 +247,17 @@ impl RecordedSchedule {
     }
 
     /// See [`Schedule::keep_names`]. Behind the end of a record.
-    pub(super) fn keep_names(&mut self, known: usize, keep: impl FnOnce() -> Option<usize>) {
-        self.schedule.keep_names(known, keep);
+    pub(super) fn keep_names(
+        &mut self,
+        known: usize,
+        keep: impl FnOnce() -> Option<usize>,
+    ) -> bool {
+        self.schedule.keep_names(known, keep)
+    }
+
+    #[cfg(feature = "planted")]
+    pub(super) fn plant(&mut self, fault: crate::kv::Planted) {
+        self.schedule.plant(fault);
     }
 }
 

@@ -6,6 +6,7 @@ use larder_policy::learn::TrainingSet;
 
 use super::expiry::{Crawler, Expired, Expiring};
 use super::training::{Trained, Training};
+use crate::kv::planted::Planted;
 
 /// It looks at everything this often at least.
 const EVERY: Nanos = Nanos::from_secs(1);
@@ -50,7 +51,7 @@ pub(super) trait Around: Trained {
     fn step(&mut self, now: Now) -> Stepped;
     /// Flash is out of use, or in use again.
     fn degraded(&mut self, degraded: bool);
-    /// Without flash: makes room in a shard; false if there is enough.
+    /// Where nothing goes to flash: makes room in a shard; false if there is enough.
     fn free_room(&mut self, now: Now, shard: usize) -> bool;
     /// Room was made: what was evicted is told to whoever wants to know.
     fn made_room(&mut self, now: Now);
@@ -78,11 +79,13 @@ pub(super) struct Schedule {
     rested: bool,
     /// Some shard may be short of room.
     wanted: bool,
-    /// The shard for which room is made next, without flash.
+    /// The shard for which room is made next, where there is no flash.
     room_at: usize,
     /// Turns in a row that made room.
     busy: u32,
     next: Nanos,
+    #[cfg(feature = "planted")]
+    fault: Option<Planted>,
 }
 
 impl Schedule {
@@ -101,7 +104,24 @@ impl Schedule {
             room_at: 0,
             busy: 0,
             next: Nanos::ZERO,
+            #[cfg(feature = "planted")]
+            fault: None,
         }
+    }
+
+    #[cfg(feature = "planted")]
+    pub(super) fn plant(&mut self, fault: Planted) {
+        self.fault = Some(fault);
+    }
+
+    #[cfg(feature = "planted")]
+    fn planted(&self, fault: Planted) -> bool {
+        self.fault == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    fn planted(&self, _: Planted) -> bool {
+        false
     }
 
     /// How many applications are known on disk, the default included.
@@ -167,7 +187,7 @@ impl Schedule {
     }
 
     /// `known` applications are known, and `keep` keeps their names on disk and says how many are known by then. Records on flash bear
-    /// numbers of applications, and must not outlive what they mean. Returns false if they could not be kept.
+    /// numbers of applications, and must not outlive what they mean. Returns false if they could not be kept: nothing may be written.
     pub(super) fn keep_names(
         &mut self,
         known: usize,
@@ -176,21 +196,33 @@ impl Schedule {
         if self.names_kept == known {
             return true;
         }
-        let kept = keep();
+        let kept = keep().or_else(|| self.planted(Planted::UnkeptNameWritten).then_some(known));
         self.names_kept = kept.unwrap_or(self.names_kept);
         kept.is_some()
     }
 
+    /// The same ahead of a step of the log. A directory that is full stays so for longer than a step: it is tried again after a second.
+    fn names_are_kept(&mut self, now: Now, around: &mut impl Around) -> bool {
+        if now.mono < self.names_again {
+            return false;
+        }
+        let known = around.names_known();
+        let kept = self.keep_names(known, || around.keep_names());
+        if !kept {
+            self.names_again = now.mono + EVERY;
+        }
+        kept
+    }
+
     /// One step towards the room that shards want. Returns whether there may be more to do.
     fn make_room(&mut self, now: Now, around: &mut impl Around) -> bool {
-        let more = if self.flash {
-            // (A directory that is full stays so for longer than a step.)
-            if now.mono >= self.names_again {
-                let known = around.names_known();
-                if !self.keep_names(known, || around.keep_names()) {
-                    self.names_again = now.mono + EVERY;
-                }
+        let more = if self.flash && !self.names_are_kept(now, around) {
+            // What is staged gives no room until it is written: each shard has a little made, and calls when it wants more.
+            for shard in 0..around.count() {
+                around.free_room(now, shard);
             }
+            false
+        } else if self.flash {
             around.keep_budget(now, SEGMENTS_OF_A_STEP);
             let stepped = around.step(now);
             if std::mem::replace(&mut self.degraded, stepped.degraded) != stepped.degraded {

@@ -38,7 +38,7 @@ pub use begun::{Begun, Drawn, StartIo};
 pub use dram::{
     Claim, ComeBack, DramKeeper, FlashFound, KeepIo, Proved, VoidIo, application, new_names, void,
 };
-pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, UsedFlash, take_directory};
+pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, Taken, UsedFlash, take_directory};
 pub use superblocks::{Heads, Superblocks};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
@@ -49,8 +49,14 @@ const ANNOUNCED: usize = 5;
 pub const LATEST: usize = 10;
 /// Words of the header that bind the memory to a flash and a run.
 pub const BINDING_WORDS: usize = 11;
-/// CAS uniques that a start may give out.
-const CAS_OF_A_START: u64 = 1 << 48;
+/// CAS uniques that a start may give out, as a power of two: the next one begins above them.
+const CAS_OF_A_START_BITS: u32 = 48;
+const CAS_OF_A_START: u64 = 1 << CAS_OF_A_START_BITS;
+
+/// How many of the CAS uniques of a start each of so many shards has for itself, as a power of two.
+pub fn cas_bits(shards: usize) -> u32 {
+    CAS_OF_A_START_BITS.saturating_sub(shards.max(1).next_power_of_two().ilog2())
+}
 
 /// How warm a start is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -403,4 +409,18 @@ pub fn divide(
     let plan = Plan::keeping(memory, max_item, flash, need, (shards, buckets))
         .map_err(DivisionError::Kept)?;
     Ok(Division::Kept { plan, wanted })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The next start begins above what the last one may have given out, however many shards that had.
+    #[test]
+    fn all_shards_together_have_the_cas_uniques_of_a_start() {
+        for shards in [1, 2, 16, 64, Plan::MOST_SHARDS] {
+            assert!(Plan::can_be_divided(shards as u64, 1));
+            assert_eq!((shards as u64) << cas_bits(shards), CAS_OF_A_START, "{shards} shards");
+        }
+    }
 }

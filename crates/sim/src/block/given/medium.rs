@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use larder_base::Nanos;
-use larder_engine::block::node::charged::{Charged, Charges};
+use larder_engine::block::node::charged::{self, Charged, Charges};
 use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::setup;
 use larder_engine::block::{IoFailed, LogIo};
@@ -26,9 +26,9 @@ impl Charges for Medium {
         &self.limits
     }
 
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
+    fn keep_budget(&self, state: BudgetState) -> bool {
         self.file.set(Some(state));
-        self.limits.kept(now, state);
+        true
     }
 }
 
@@ -60,9 +60,7 @@ impl Medium {
 
     /// The last word of a run.
     pub(super) fn save(&self, now: Nanos) {
-        if let Some(state) = self.limits.state(now) {
-            self.keep_budget(now, state);
-        }
+        charged::save(self, now);
     }
 }
 

@@ -224,6 +224,8 @@ impl Bench {
 struct Purse {
     limits: Limits,
     file: Cell<u64>,
+    /// The file cannot be written.
+    full: Cell<bool>,
 }
 
 impl Purse {
@@ -232,7 +234,7 @@ impl Purse {
         let config = WriteBudgetConfig { tbw, ..WriteBudgetConfig::default() };
         let layout = Layout::new(64 << 20, LINE, 8, 2).unwrap();
         let limits = setup::limits(&config, &layout, None, true).unwrap();
-        Purse { limits, file: Cell::new(0) }
+        Purse { limits, file: Cell::new(0), full: Cell::new(false) }
     }
 }
 
@@ -240,10 +242,12 @@ impl Charges for Purse {
     fn limits(&self) -> &Limits {
         &self.limits
     }
-    fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        assert!(state.spent > self.file.get());
-        self.file.set(state.spent);
-        self.limits.kept(now, state);
+    fn keep_budget(&self, state: BudgetState) -> bool {
+        if !self.full.get() {
+            assert!(state.spent > self.file.get());
+            self.file.set(state.spent);
+        }
+        !self.full.get()
     }
 }
 
@@ -275,6 +279,26 @@ fn the_budget_is_written_down_for_queues_that_wait_and_ahead_of_time() {
     let second = purse.file.get();
     assert!(second > first, "little is left: more is written down before anybody waits");
     assert!(!pay(205, second) && pay(205, second - purse.limits.spent()) && !pay(205, 1));
+}
+
+/// Clients' writes go on where the budget's file cannot be written. It is counted, and tried again with the next claim.
+#[test]
+fn a_budget_that_cannot_be_written_down_holds_up_no_queue_and_is_counted() {
+    let (mut bench, purse) = (Bench::new(), Purse::new());
+    purse.full.set(true);
+    let pay = |millis, bytes| purse.limits.pay(at(millis), bytes);
+    let Bench { machine, shards, device, asked } = &mut bench;
+    let mut io = Charged::new(device, &purse, at(201));
+    assert!(!pay(201, 4096));
+    let work = Work { budget: vec![OpId(5)], ..Work::default() };
+    machine.take(at(201), work, shards, &mut io, asked);
+    assert!(pay(201, 4096) && purse.file.get() == 0);
+    assert_eq!(purse.limits.unkept(), 1);
+    purse.full.set(false);
+    while pay(202, 1 << 16) {}
+    machine.turn(at(203), shards, &mut io, asked);
+    assert!(purse.file.get() > purse.limits.spent() && pay(203, 1 << 16));
+    assert_eq!(purse.limits.unkept(), 1);
 }
 
 #[test]

@@ -249,7 +249,8 @@ pub trait KeepIo {
     fn discard(&mut self);
 }
 
-/// What a run keeps in DRAM, and what a stop in good order does with it.
+/// What a run keeps in DRAM, and what a stop in good order does with it. Only a run that owns its flash
+/// ([`Begun::take_over`](super::Begun::take_over)) or its directory ([`take_directory`](super::take_directory)) has one.
 #[derive(Clone, Copy, Debug)]
 pub struct DramKeeper {
     run: u64,
@@ -261,7 +262,7 @@ pub struct DramKeeper {
 
 impl DramKeeper {
     /// That of this run, whose CAS begin at `cas_base`, on this flash, if it has one.
-    pub fn new(run: u64, cas_base: u64, flash: Option<Uuid>) -> DramKeeper {
+    pub(super) fn new(run: u64, cas_base: u64, flash: Option<Uuid>) -> DramKeeper {
         DramKeeper {
             run,
             cas_base,

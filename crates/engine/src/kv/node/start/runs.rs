@@ -6,6 +6,7 @@
 use larder_format::Superblock;
 
 use super::LastRun;
+use super::dram::DramKeeper;
 
 /// Why a directory proves nothing about a checkpoint or a memory file.
 pub const NO_BIRTHS: &str = "the data directory's file system does not say when a file was made, so that a directory that \
@@ -114,28 +115,38 @@ pub trait TakeIo {
     fn void_memory_file(&mut self);
 }
 
+/// A data directory that a run without flash has taken.
+#[derive(Debug)]
+pub struct Taken<'a> {
+    /// The flash whose objects may be outdated from now on.
+    pub outdated: Option<&'a UsedFlash>,
+    /// Keeps what is in DRAM at a stop, with a memory file.
+    pub keeper: Option<DramKeeper>,
+}
+
 /// A run without flash answers for the keys of this directory from here on, so all that its last run left is void: flash, its index,
-/// and a memory file, be it the one that this run has (`keeps`). Nobody is answered before. `former` is that run, as far as can be
-/// seen. Returns the flash whose objects may be outdated from now on.
+/// and a memory file, be it the one that this run has: then its CAS begin at `keeps`. Nobody is answered before. `former` is that run,
+/// as far as can be seen.
 ///
 /// # Errors
 /// Those of `io`. Where the run is written already, the next start is cold.
 pub fn take_directory<'a, I: TakeIo>(
     former: Option<&'a RunNote>,
     run: u64,
-    keeps: bool,
+    keeps: Option<u64>,
     io: &mut I,
-) -> Result<Option<&'a UsedFlash>, I::Error> {
+) -> Result<Taken<'a>, I::Error> {
     io.write_run(run)?;
     io.remove_checkpoint()?;
     let flash = former.and_then(|former| former.flash.as_ref());
     if let Some(flash) = flash {
         io.release_memory(flash);
     }
-    if keeps {
+    if keeps.is_some() {
         io.void_memory_file();
     }
-    Ok(flash)
+    let keeper = keeps.map(|cas_base| DramKeeper::new(run, cas_base, None));
+    Ok(Taken { outdated: flash, keeper })
 }
 
 #[cfg(test)]
@@ -196,10 +207,15 @@ mod tests {
     #[test]
     fn a_run_without_flash_is_named_before_anything_is_removed() {
         let (note, mut io) = (note(), Steps::default());
-        assert_eq!(take_directory(Some(&note), 9, true, &mut io), Ok(note.flash.as_ref()));
+        let taken = take_directory(Some(&note), 9, Some(3), &mut io).unwrap();
+        assert_eq!(taken.outdated, note.flash.as_ref());
+        assert_eq!(taken.keeper.map(|keeper| keeper.run()), Some(9));
         assert_eq!(io.made, ["run 9", "no checkpoint", "no memory of u", "no memory file"]);
         let mut io = Steps { refuses: true, ..Steps::default() };
-        assert_eq!(take_directory(Some(&note), 9, true, &mut io), Err(()));
-        assert_eq!(io.made, ["run 9"]);
+        assert!(take_directory(Some(&note), 9, Some(3), &mut io).is_err());
+        assert_eq!(io.made, ["run 9"], "nothing keeps what is in DRAM then");
+        let mut io = Steps::default();
+        assert!(take_directory(None, 9, None, &mut io).unwrap().keeper.is_none());
+        assert_eq!(io.made, ["run 9", "no checkpoint"]);
     }
 }
