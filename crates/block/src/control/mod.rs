@@ -381,7 +381,13 @@ impl Control {
                 let moved = moved(&volume);
                 self.volumes.gone(&volume);
                 released(name, &volume);
-                tracing::info!("volume '{name}' is detached");
+                if durable {
+                    tracing::info!("volume '{name}' is detached");
+                } else {
+                    tracing::warn!(
+                        "volume '{name}' is detached, and its store has not said that what was written to it last is durable"
+                    );
+                }
                 Ok(json!({ "volume": name, "durable": durable, "store_moved": moved }))
             }
             Ok(None) => {

@@ -223,6 +223,16 @@ impl Effects<Payload> for Carrier {
         self.cache.enabled.store(false, Ordering::SeqCst);
     }
 
+    fn not_durable(&mut self, store: VolumeId) {
+        if let Some(volume) = self.cache.volumes().into_iter().find(|v| v.id == store) {
+            tracing::warn!(
+                "volume '{}': its store has not said that what was written to it last is durable: if it loses that, it loses writes that were \
+                 answered and not flushed. The next start reads what was written then from the store",
+                volume.name
+            );
+        }
+    }
+
     fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
         self.cache.volume(volume).map(|attached| attached.identity())
     }

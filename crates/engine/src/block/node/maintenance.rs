@@ -136,6 +136,8 @@ pub trait Effects<B> {
     fn disown(&mut self);
     /// From now on no line is used any more, for this reason.
     fn given_up(&mut self, why: &str);
+    /// The run ends, and this store has not made durable what it has answered last.
+    fn not_durable(&mut self, _store: VolumeId) {}
     /// By what the store of the volume of this name is known now; `None` if the volume is not served. Asked when the run ends in
     /// good order.
     fn identity(&mut self, volume: &str) -> Option<[u8; 64]>;

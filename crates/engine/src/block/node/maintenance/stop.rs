@@ -132,6 +132,10 @@ impl Maintenance {
             (store, ended == Some(true) || believes)
         };
         let flushed: Vec<(VolumeId, bool)> = wanted.into_iter().map(durable).collect();
+        flushed
+            .iter()
+            .filter(|(_, durable)| !durable)
+            .for_each(|&(store, _)| fx.not_durable(store));
         self.stop = Stop::Over { settled: false };
         let Some(mut log) = self.log.take() else { return };
         // Nobody will change anything any more.

@@ -154,6 +154,10 @@ impl Effects<()> for Asked {
     fn given_up(&mut self, why: &str) {
         self.said.push(format!("given up: {why}"));
     }
+    fn not_durable(&mut self, store: VolumeId) {
+        assert_eq!(store, DISK);
+        self.said.push("not durable".into());
+    }
     fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
         (volume == "served").then_some([7; 64])
     }
@@ -479,9 +483,9 @@ fn the_end_waits_for_ten_seconds_for_fills_and_five_for_stores() {
     assert_eq!(bench.asked.flushes, [(DISK, 1)]);
     assert_eq!(bench.end(15_999), Turn::At(at(16_000)));
     assert_eq!(bench.end(16_000), Turn::Over { settled: false });
-    // The store has not answered: its region keeps its bit.
+    // The store has not answered: its region keeps its bit, and that is said.
     assert_eq!(bench.machine.regions_set(), 1);
-    assert_eq!(bench.asked.said, ["stopped"]);
+    assert_eq!(bench.asked.said, ["not durable", "stopped"]);
 }
 
 #[test]

@@ -310,6 +310,10 @@ impl<B, E: Effects<B>> Effects<B> for NotingFx<'_, E> {
         self.inner.unnoted(why);
     }
 
+    fn not_durable(&mut self, store: VolumeId) {
+        self.inner.not_durable(store);
+    }
+
     fn disown(&mut self) {
         self.asked(&[46]);
         self.inner.disown();
