@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_base::Nanos;
 use larder_engine::block::GroupId;
 use larder_engine::block::node::looks::Looks as _;
-use larder_engine::block::node::maintenance::{Census, Lines, ROUND, Turn};
+use larder_engine::block::node::maintenance::{Census, Lines};
 use larder_engine::block::node::owners::Whose;
 use larder_engine::block::node::share::Count;
 use larder_policy::block::VolumeId;
@@ -61,14 +61,7 @@ impl Rounds {
             self.watch(cache);
         }
         let mut counted = Counted { cache, lines: std::mem::take(&mut self.lines) };
-        let next = loop {
-            let now = cache.now();
-            match self.machine.turn(now, &mut counted) {
-                Turn::Again => {}
-                Turn::At(at) => break at.min(now + ROUND),
-                Turn::Over { .. } => break now + ROUND,
-            }
-        };
+        let next = self.machine.round(|| cache.now(), &mut counted);
         self.lines = counted.lines;
         next
     }

@@ -28,9 +28,7 @@ use larder_engine::block::node::StoredShard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::looks::Looks;
-use larder_engine::block::node::maintenance::{
-    COUNT, Census, Lines, Maintenance, Pace, ROUND, Turn,
-};
+use larder_engine::block::node::maintenance::{Census, Lines, Maintenance, Pace};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
@@ -132,9 +130,8 @@ pub(crate) struct BlockSim {
     load: Load,
     depth: usize,
     census: Census,
-    /// When who has time comes next, when lines were counted last, and whether that is waited for since lines are to be swept.
+    /// When who has time comes next, and whether that is waited for since lines are to be swept.
     census_next: Nanos,
-    counted: Nanos,
     census_due: bool,
 }
 
@@ -218,7 +215,6 @@ impl BlockSim {
             depth: spec.depth as usize,
             census: Census::default(),
             census_next: Nanos::ZERO,
-            counted: Nanos::ZERO,
             census_due: false,
         };
         sim.wake_log(Nanos::ZERO);
@@ -488,30 +484,18 @@ impl BlockSim {
 
     /// Who has time: void lines leave the map, and lines are counted. How long the thread that does it takes is not modelled.
     fn round(&mut self, now: Nanos) {
-        let mut lines =
-            Counted { node: &self.node, lines: BTreeMap::new(), counted: &mut self.counted, now };
-        self.census_next = loop {
-            if let Turn::At(at) = self.census.turn(now, &mut lines) {
-                break Nanos(at.0.min((now + ROUND).0));
-            }
-        };
+        let mut lines = Counted { node: &self.node, lines: BTreeMap::new() };
+        self.census_next = self.census.round(|| now, &mut lines);
     }
 
-    /// Nothing is to be done before `at`: rounds of who has time that a server has meanwhile are left out, but for the last, by which it is known when
-    /// the next is.
+    /// Nothing is to be done before `at`: rounds of who has time that a server has meanwhile are left out.
     fn rest_until(&mut self, at: Nanos) {
-        let last = |from: Nanos, every: Nanos| {
-            Nanos(from.0 + (at.0 - 1).saturating_sub(from.0) / every.0.max(1) * every.0)
-        };
-        if self.census_due || self.census_next >= at {
+        if self.census_due {
             return;
         }
-        let count = last(self.counted, COUNT);
-        if self.node.shares.are_counted() && count >= self.census_next {
-            self.round(count);
-        }
-        if self.census_next < at {
-            self.round(last(self.census_next, ROUND));
+        let counts = self.node.shares.are_counted();
+        while let Some(round) = self.census.idled(self.census_next, at, counts) {
+            self.round(round);
         }
     }
 }
@@ -520,9 +504,6 @@ impl BlockSim {
 struct Counted<'a> {
     node: &'a SimNode,
     lines: BTreeMap<u32, u64>,
-    /// When they were counted last.
-    counted: &'a mut Nanos,
-    now: Nanos,
 }
 
 impl Lines for Counted<'_> {
@@ -546,7 +527,6 @@ impl Lines for Counted<'_> {
     }
 
     fn counted(&mut self) {
-        *self.counted = self.now;
         let lines = std::mem::take(&mut self.lines);
         if self.node.shares.are_counted() {
             self.node.shares.set(&lines);

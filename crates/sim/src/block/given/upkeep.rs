@@ -11,7 +11,7 @@ use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::flushes::{Flushed, has_made_durable};
 use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::{
-    AtNode, Census, Effects, Left, Lines, MOST_LOOKS, Maintenance, ROUND, Turn, Work,
+    AtNode, Census, Effects, Left, Lines, MOST_LOOKS, Maintenance, Turn, Work,
 };
 use larder_engine::block::node::owners::{Owners, Whose, aside_at, put_aside};
 use larder_engine::block::node::record::RecordedMaintenance;
@@ -299,13 +299,7 @@ impl Scan {
             }
         }
         let mut counted = Counted { node, superblock, lines: &mut self.lines };
-        loop {
-            match self.machine.turn(now, &mut counted) {
-                Turn::Again => {}
-                Turn::At(at) => return at.min(now + ROUND),
-                Turn::Over { .. } => return now + ROUND,
-            }
-        }
+        self.machine.round(|| now, &mut counted)
     }
 }
 

@@ -14,13 +14,13 @@ const SWEEP: Nanos = Nanos::from_millis(20);
 /// Where there is nothing to sweep it looks again after so long.
 const LOOK: Nanos = Nanos::from_millis(100);
 /// The least time between two counts; a count that takes long is made less often, so that it is no load.
-pub const COUNT: Nanos = Nanos::from_secs(1);
+const COUNT: Nanos = Nanos::from_secs(1);
 const SHARE_OF_TIME: u64 = 100;
 /// Reads of one volume's store, for what tells where a file system's metadata is, in one round.
 pub const MOST_LOOKS: u32 = 16;
 
 /// The longest time between two rounds of who has time.
-pub const ROUND: Nanos = Nanos::from_millis(100);
+const ROUND: Nanos = Nanos::from_millis(100);
 
 /// Shards whose lines are counted and swept.
 pub trait Lines {
@@ -54,6 +54,33 @@ pub struct Census {
 }
 
 impl Census {
+    /// Does all that is due, and says when the next round is. `clock` tells the time: it is asked before each look at a shard.
+    pub fn round(&mut self, mut clock: impl FnMut() -> Nanos, lines: &mut impl Lines) -> Nanos {
+        loop {
+            let now = clock();
+            match self.turn(now, lines) {
+                Turn::Again => {}
+                Turn::At(at) => return at.min(now + ROUND),
+                Turn::Over { .. } => return now + ROUND,
+            }
+        }
+    }
+
+    /// Nothing is to be swept before `at`, and the next round is due at `next`: a round that is to be made meanwhile, at its time, if what comes
+    /// from then on is to be as if all had been made; nothing if the rest may be left out. `counts`: lines are counted for somebody.
+    /// (For a host whose time is a number.)
+    pub fn idled(&self, next: Nanos, at: Nanos, counts: bool) -> Option<Nanos> {
+        let last = |from: u64, every: Nanos| {
+            Nanos(from + (at.0 - 1).saturating_sub(from) / every.0 * every.0)
+        };
+        if next >= at {
+            return None;
+        }
+        let count = last(self.next_count.saturating_sub(COUNT).0, COUNT);
+        let last_count = (counts && self.counting.is_none() && count >= next).then_some(count);
+        Some(last_count.unwrap_or_else(|| last(next.0, ROUND)))
+    }
+
     /// Does a little, under one lock, and says when to come again.
     pub fn turn(&mut self, now: Nanos, lines: &mut impl Lines) -> Turn {
         if self.counting.is_none() && now >= self.next_count {
@@ -154,6 +181,33 @@ mod tests {
         }
         assert!(last < now);
         assert_eq!(lines.counted, 10);
+    }
+
+    /// A host that leaves out rounds in which nothing happens comes again, and counts, when one would that makes them all.
+    #[test]
+    fn rounds_that_were_left_out_are_not_missed() {
+        for (from, to) in [(0, 10_050), (30, 999), (30, 1_001), (1_700, 1_750), (77, 60_000)] {
+            let counted = |leaves_out: bool| {
+                let (mut census, mut lines) =
+                    (Census::default(), Left { steps: vec![0; 5], counted: 0 });
+                let mut now = Nanos::ZERO;
+                let mut next = census.round(|| now, &mut lines);
+                let mut make = |at: Nanos, census: &mut Census| {
+                    now = at;
+                    census.round(|| at, &mut lines)
+                };
+                while next < Nanos::from_millis(from) {
+                    next = make(next, &mut census);
+                }
+                let to = Nanos::from_millis(to);
+                while next < to {
+                    let at = if leaves_out { census.idled(next, to, true) } else { Some(next) };
+                    next = make(at.expect("one is due"), &mut census);
+                }
+                (next, census.next_count)
+            };
+            assert_eq!(counted(true), counted(false), "{from} {to}");
+        }
     }
 
     #[test]
