@@ -203,19 +203,23 @@ impl Bench {
 #[test]
 fn of_many_requests_some_begin_and_end_before_the_others() {
     const LEN: u32 = 512;
-    let mut bench = Bench::with(64);
+    let mut bench = Bench::with(128);
     let mut client = bench.connect();
     bench.worker.service.starts.clear();
     bench.worker.service.client = Some(client.try_clone().unwrap());
+    let Batch { submit, send } = Batch::SERVERS;
+    let count = u64::from(submit) + 6;
     let requests: Vec<u8> =
-        (0..10).flat_map(|cookie| request(command::READ, 0, cookie, 0, LEN)).collect();
+        (0..count).flat_map(|cookie| request(command::READ, 0, cookie, 0, LEN)).collect();
     client.write_all(&requests).unwrap();
     bench.settle();
-    assert_eq!(bench.worker.service.starts, [4, 4, 2]);
+    assert_eq!(bench.worker.service.starts, [submit as usize, 6]);
     let reply = REPLY as u64 + u64::from(LEN);
-    let sent = [0, 0, 0, 0, 4, 4, 4, 4, 8, 8].map(|replies: u64| replies * reply);
+    let sent: Vec<u64> =
+        (0..count).map(|done| done / u64::from(send) * u64::from(send) * reply).collect();
     assert_eq!(bench.worker.service.seen, sent);
-    assert_eq!(bench.receive(&mut client, 11 * reply as usize), 10 * reply as usize);
+    let all = (count * reply) as usize;
+    assert_eq!(bench.receive(&mut client, all + 1), all);
 }
 
 const TWO: Duration = Duration::from_secs(2);

@@ -246,6 +246,7 @@ fn a_file_that_hangs_holds_up_nobody_but_who_waits_for_it() {
     // (Where it is held up it ends when the file is read.)
     let said = told.recv_timeout(Duration::from_secs(60));
     assert!(!selects.is_finished(), "the file hangs still");
+    rustix::io::write(&writes, b"{}").unwrap();
     drop(writes);
     detaches.join().unwrap();
     assert_eq!(selects.join().unwrap().unwrap(), (0, 0));
