@@ -35,7 +35,7 @@ use crate::block::paging::TableChange;
 use crate::block::planted::Planted;
 use crate::block::record::{BlockTape, RecordedLog};
 use crate::block::shard::MapRecord;
-pub use census::{Census, Lines, MOST_LOOKS, SWEEP_STEP};
+pub use census::{Census, Lines, MOST_LOOKS, ROUND, SWEEP_STEP};
 #[cfg(feature = "planted")]
 pub use inbox::InboxFault;
 pub use inbox::{Inbox, Left, Work};

@@ -20,7 +20,7 @@ const SHARE_OF_TIME: u64 = 100;
 pub const MOST_LOOKS: u32 = 16;
 
 /// The longest time between two rounds of who has time.
-const ROUND: Nanos = Nanos::from_millis(100);
+pub const ROUND: Nanos = Nanos::from_millis(100);
 
 /// Shards whose lines are counted and swept.
 pub trait Lines {
