@@ -9,6 +9,7 @@
 //! | [`volume_log`] | the order of a volume's writes: sequence, dependency, what is answered, promised, and may be destaged together |
 //! | [`destager`] | when a window or epoch begins, what the store and the journal are asked for, when the log is let go |
 //! | [`marker`] | who may serve a volume; the steps of attach, detach, carrying, taking up, recovering |
+//! | [`log`] | all of these of one cache device: batches, answers, flushes, windows; what a queue is to carry out |
 //! | [`segments`] | where the next batch goes, what is written and durable, when a segment is used again |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound |
@@ -17,6 +18,7 @@
 //! machines is `tests/writeback_model`. No host has them yet.
 
 pub mod destager;
+pub mod log;
 pub mod marker;
 pub mod overlay;
 mod planted;

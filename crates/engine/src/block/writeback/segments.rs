@@ -166,6 +166,11 @@ impl Segments {
         self.fault = fault;
     }
 
+    /// So many segments client writes leave from now on.
+    pub fn set_reserve(&mut self, reserve: u32) {
+        self.config.reserve = reserve;
+    }
+
     /// Segments that nothing is in.
     pub fn free(&self) -> usize {
         self.free.len()

@@ -185,7 +185,6 @@ pub fn encode(out: &mut [u8], head: &Head, items: &[Item<'_>]) -> Batch {
 /// be ([`Record::check`]), a FRONTIER is not the first record, the records do not fit a batch, there are none, or payload or
 /// checksums are not as long as the record says.
 pub fn encode_header(out: &mut [u8], head: &Head, items: &[Item<'_>]) -> Batch {
-    assert_eq!(head.check(), Ok(()), "no head of a batch: {head:?}");
     assert!(!items.is_empty(), "a batch without records");
     let mut sums = Vec::new();
     for Item { record, payload, sums: known } in items {
@@ -195,7 +194,22 @@ pub fn encode_header(out: &mut [u8], head: &Head, items: &[Item<'_>]) -> Batch {
             None => sums.extend(pieces::sums(payload)),
         }
     }
-    let contents = Contents::new(items.iter().map(|item| item.record).collect(), sums);
+    encode_header_of(out, head, items.iter().map(|item| item.record).collect(), sums)
+}
+
+/// The same where only the checksums of the payloads are at hand: those of the first record first.
+///
+/// # Panics
+/// As [`encode_header`].
+pub fn encode_header_of(
+    out: &mut [u8],
+    head: &Head,
+    records: Vec<Record>,
+    sums: Vec<u32>,
+) -> Batch {
+    assert_eq!(head.check(), Ok(()), "no head of a batch: {head:?}");
+    assert!(!records.is_empty(), "a batch without records");
+    let contents = Contents::new(records, sums);
     let shape = contents.shape();
     assert_eq!(out.len(), shape.header_bytes() as usize, "bytes of the header");
     let (front, rest) = out.split_at_mut(HEAD_BYTES);

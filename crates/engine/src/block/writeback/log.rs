@@ -1,0 +1,641 @@
+//! The write log of a cache device: its segments, and the records, overlay, destager and throttle of each volume that writes back.
+//!
+//! One machine under one lock. It knows bytes only as handles that it passes on. What it asks for it leaves in [`Asks`]; whoever has called it
+//! carries that out when the lock is free:
+//!
+//! ```text
+//! append ─▶ waiting ─▶ a batch, numbered (`batches`) ─▶ written ─▶ answered at its due time ─▶ dirty ─▶ destaged (`destage`) ─▶ let go
+//! ```
+//!
+//! * A write waits until fewer than [`Config::depth`] batches are on their way; then all that wait become one batch. So a batch is as large as the device is
+//!   slow (group commit).
+//! * Sequence and dependency are given when the batch is formed [depnow], over all clients of the volume [global].
+//! * A write is answered when its batch and all before it are written [ackorder], not before the throttle says so; then the overlay shows it, the position
+//!   rises and the answer leaves, all three at once [visible].
+//! * A FLUSH takes the acknowledged position and joins the next flush of the device that begins [flushlog]. FUA is the same for one write.
+//!
+//! Rules in brackets are those of `models/write_back.py`.
+
+mod batches;
+mod destage;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use larder_base::Nanos;
+use larder_format::Uuid;
+use larder_format::block::write_log::SegmentGeometry;
+
+pub use batches::ToWrite;
+pub use destage::{Asked, Status};
+
+use super::destager::{self, Destager, Pace};
+use super::overlay::{Holds, Overlay, Stretch};
+use super::planted::Fault;
+use super::recovery::Recovered;
+use super::segments::{self, Segments};
+use super::throttle::Throttle;
+use super::volume_log::{Kind, VolumeLog};
+use crate::block::api::OpId;
+
+/// Most bytes of a record: longer writes are cut. Half of what a batch carries, so that a FRONTIER fits beside it.
+pub const MOST_RECORD: u64 = 512 << 10;
+/// What was written is flushed behind the back of clients after so many bytes,
+const FLUSH_BYTES: u64 = 8 << 20;
+/// or after this time, so that a FLUSH finds little to do.
+const FLUSH_EVERY: Nanos = Nanos::from_millis(50);
+/// How often a batch or a flush that failed is tried again.
+const TRIES: u32 = 3;
+
+/// What a log is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The cache.
+    pub cache: Uuid,
+    /// Its run: the superblock's epoch.
+    pub run: u64,
+    /// First byte of the log's area on the device.
+    pub at: u64,
+    /// How large a segment is, and a sector.
+    pub geometry: SegmentGeometry,
+    /// How many segments there are.
+    pub segments: u32,
+    /// Batches under way at a time.
+    pub depth: u32,
+    /// Nanoseconds since the Unix epoch at the time 0 of its caller.
+    pub wall: u64,
+}
+
+impl Config {
+    /// Segments that client writes leave: two, and one for each of so many volumes, as far as there are that many.
+    fn reserve(&self, volumes: usize) -> u32 {
+        (2 + volumes as u32).min(self.segments / 2)
+    }
+
+    /// What its segments are built from.
+    fn segments(&self) -> segments::Config {
+        let room = self.geometry.bytes() - self.geometry.sector();
+        segments::Config { segments: self.segments, room, reserve: self.reserve(0) }
+    }
+}
+
+/// A volume that writes back.
+#[derive(Clone, Copy, Debug)]
+pub struct Attach {
+    /// Its attachment number.
+    pub attachment: u32,
+    /// Its generation (G).
+    pub generation: u64,
+    /// In which order its store gets what was written, and when.
+    pub destage: destager::Config,
+    /// Bytes of the log that it may hold.
+    pub bound: u64,
+    /// Its records up to this one are durable in its store.
+    pub frontier: u64,
+    /// The last epoch of its journal.
+    pub epoch: u64,
+    /// Number of its marker that was last known durable.
+    pub marker: u64,
+}
+
+/// The checksums of a record's payload: one for each 4 KiB.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sums {
+    /// Of a payload of up to 4 KiB, which most are.
+    One(u32),
+    /// Of others; none without payload.
+    Many(Box<[u32]>),
+}
+
+impl Sums {
+    /// These.
+    pub fn new(sums: &[u32]) -> Sums {
+        match sums {
+            [one] => Sums::One(*one),
+            many => Sums::Many(many.into()),
+        }
+    }
+
+    /// As they are.
+    pub fn as_slice(&self) -> &[u32] {
+        match self {
+            Sums::One(one) => std::slice::from_ref(one),
+            Sums::Many(many) => many,
+        }
+    }
+}
+
+/// A part of a client's write, zeroing or trim.
+#[derive(Debug)]
+pub struct Append<B> {
+    /// Who is answered.
+    pub op: OpId,
+    /// The volume's attachment number.
+    pub attachment: u32,
+    /// What it does.
+    pub kind: Kind,
+    /// First byte in the volume.
+    pub at: u64,
+    /// Bytes; of a write at most [`MOST_RECORD`].
+    pub len: u64,
+    /// A write's bytes.
+    pub bytes: Option<B>,
+    /// Their checksums.
+    pub sums: Sums,
+    /// Answered when it is durable.
+    pub fua: bool,
+    /// A hole will do.
+    pub may_punch: bool,
+}
+
+/// What the log asks for, and whom it answers. Whoever has called it carries it out, in any order, when the log is unlocked.
+#[derive(Debug)]
+pub struct Asks<B> {
+    /// Batches to be written: [`WriteLog::written`].
+    pub writes: Vec<ToWrite<B>>,
+    /// The device is to be flushed: [`WriteLog::flushed`] with this.
+    pub flush: Option<u64>,
+    /// Parts and flushes that are over, and whether they have failed. They are handed on under the lock, in this order.
+    pub answers: Vec<(OpId, bool)>,
+    /// Volumes whose destager may have something to do: [`WriteLog::step`].
+    pub steps: Vec<u32>,
+}
+
+impl<B> Default for Asks<B> {
+    fn default() -> Asks<B> {
+        Asks { writes: Vec::new(), flush: None, answers: Vec::new(), steps: Vec::new() }
+    }
+}
+
+/// What of a read lies where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Below the log: first byte, bytes.
+    Clean(u64, u64),
+    /// Zeros.
+    Zeros(u64, u64),
+    /// Bytes that cannot be read any more.
+    Unreadable(u64, u64),
+    /// In the log.
+    Logged(Piece),
+}
+
+/// A stretch of a record in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First byte in the volume.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where on the device the 4 KiB pieces begin that cover it,
+    pub place: u64,
+    /// how many bytes they have,
+    pub bytes: u32,
+    /// and how many of those come before the first that is asked for.
+    pub skip: u32,
+    /// What their checksums are.
+    pub sums: Sums,
+    /// The batch that has it: pinned until [`WriteLog::unpin`].
+    pub batch: u64,
+}
+
+/// Somebody who waits for an answer.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    op: OpId,
+    fua: bool,
+}
+
+/// A FLUSH or FUA.
+#[derive(Clone, Copy, Debug)]
+struct Flushing {
+    op: OpId,
+    attachment: u32,
+    position: u64,
+    batch: u64,
+}
+
+/// One volume.
+#[derive(Debug)]
+struct Attached {
+    generation: u64,
+    log: VolumeLog,
+    overlay: Overlay,
+    /// Of its records, in the order of their sequence, the first behind the frontier.
+    sums: VecDeque<Sums>,
+    /// Of those that are not answered, likewise.
+    pending: VecDeque<Pending>,
+    /// When the first record of each batch that has one was logged, and its sequence.
+    since: VecDeque<(u64, Nanos)>,
+    throttle: Throttle,
+    destager: Destager,
+    pace: Pace,
+    /// All up to here is durable in the store, whether the log knows it or not.
+    stored: u64,
+    /// A batch says so, if that is not durable yet.
+    noting: Option<u64>,
+    /// It has what the next FRONTIER is to say.
+    untold: bool,
+    marker: u64,
+    /// All of it is to be destaged as soon as can be.
+    draining: bool,
+    /// Bytes that came to the store so far.
+    destaged: u64,
+}
+
+/// The write log. See the [module](self).
+#[derive(Debug)]
+pub struct WriteLog<B> {
+    config: Config,
+    segments: Segments,
+    /// What the next batch calls the last one.
+    before: u64,
+    volumes: BTreeMap<u32, Attached>,
+    waiting: VecDeque<Append<B>>,
+    /// Batches under way, by number: what is tried again if it fails, and how often it was.
+    writing: BTreeMap<u64, (ToWrite<B>, u32)>,
+    flushes: Vec<Flushing>,
+    /// What the flush of the device that is under way makes durable, and how often it has failed.
+    flushing: Option<u64>,
+    flush_failures: u32,
+    /// Somebody waits for the next one.
+    flush_wanted: bool,
+    /// Bytes that were written and not flushed, and since when there are any.
+    unflushed: u64,
+    unflushed_since: Option<Nanos>,
+    /// Why nothing is logged any more.
+    closed: Option<&'static str>,
+    fault: Fault,
+}
+
+impl<B: Clone> WriteLog<B> {
+    /// The log of a device that was just formatted.
+    pub fn new(config: Config) -> WriteLog<B> {
+        WriteLog::with(config, Segments::new(config.segments()), 0)
+    }
+
+    /// The log as a start has found it. `before` is what the chain calls its last batch. Its volumes are to be attached
+    /// ([`WriteLog::attach`]) and given what was found of them ([`WriteLog::recover`]).
+    pub fn found(config: Config, found: &Recovered, before: u64) -> WriteLog<B> {
+        let last = (found.generation, found.chain.next.saturating_sub(1));
+        let segments = Segments::found(config.segments(), &found.live, &found.parked, last);
+        WriteLog::with(config, segments, before)
+    }
+
+    fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
+        WriteLog {
+            config,
+            segments,
+            before,
+            volumes: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            writing: BTreeMap::new(),
+            flushes: Vec::new(),
+            flushing: None,
+            flush_failures: 0,
+            flush_wanted: false,
+            unflushed: 0,
+            unflushed_since: None,
+            closed: None,
+            fault: Fault::default(),
+        }
+    }
+
+    /// Plants a fault, also in the volumes that there are.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Fault) {
+        self.fault = fault;
+        self.segments.plant(fault);
+        for volume in self.volumes.values_mut() {
+            volume.log.plant(fault);
+            volume.destager.plant(fault);
+        }
+    }
+
+    // ---- volumes ----
+
+    /// A volume writes back from now on.
+    pub fn attach(&mut self, now: Nanos, attach: Attach) {
+        let Attach { attachment, generation, destage, bound, frontier, epoch, marker } = attach;
+        #[allow(unused_mut, reason = "faults are planted in tests")]
+        let mut volume = Attached {
+            generation,
+            log: VolumeLog::new(destage.order, frontier),
+            overlay: Overlay::default(),
+            sums: VecDeque::new(),
+            pending: VecDeque::new(),
+            since: VecDeque::new(),
+            throttle: Throttle::new(bound, now),
+            destager: Destager::new(destage, epoch),
+            pace: destage.pace,
+            stored: frontier,
+            noting: None,
+            untold: true,
+            marker,
+            draining: false,
+            destaged: 0,
+        };
+        #[cfg(feature = "planted")]
+        {
+            volume.log.plant(self.fault);
+            volume.destager.plant(self.fault);
+        }
+        self.volumes.insert(attachment, volume);
+        self.segments.set_reserve(self.config.reserve(self.volumes.len()));
+    }
+
+    /// What a start has found of a volume that was just attached: dirty and answered.
+    pub fn recover(&mut self, now: Nanos, attachment: u32, found: &super::recovery::Volume) {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        for dirty in &found.records {
+            let record = &dirty.entry.record;
+            let kind = match record.kind {
+                larder_format::block::write_log::Kind::Zero => Kind::Zero,
+                larder_format::block::write_log::Kind::Trim => Kind::Trim,
+                _ => Kind::Write,
+            };
+            let logged = super::volume_log::Logged {
+                at: record.offset,
+                len: record.length,
+                kind,
+                batch: dirty.batch,
+                place: dirty.entry.place,
+                room: batches::room(record.payload_bytes()),
+            };
+            volume.log.recover(logged, record.dependency, &mut volume.overlay);
+            volume.sums.push_back(Sums::Many(Box::default()));
+            volume.since.push_back((record.sequence, now));
+            if !dirty.entry.readable {
+                let range = record.offset..record.offset + record.length;
+                volume.overlay.moves(range, record.sequence, None);
+            }
+        }
+    }
+
+    /// The log was flushed after all that was found was read [startflush]: it counts as durable and promised.
+    pub fn recovered(&mut self, asks: &mut Asks<B>) {
+        for (&attachment, volume) in &mut self.volumes {
+            volume.log.recovered();
+            asks.steps.push(attachment);
+        }
+    }
+
+    /// A volume writes back no more. What it still holds is void.
+    pub fn detach(&mut self, attachment: u32) {
+        let Some(mut volume) = self.volumes.remove(&attachment) else { return };
+        let segments = &mut self.segments;
+        let last = volume.log.last();
+        volume.log.let_go(last, &mut volume.overlay, |_, logged| segments.let_go(logged.batch));
+        self.waiting.retain(|append| append.attachment != attachment);
+        self.flushes.retain(|flush| flush.attachment != attachment);
+        self.segments.set_reserve(self.config.reserve(self.volumes.len()));
+    }
+
+    /// So many bytes of the log a volume may hold from now on.
+    pub fn set_bound(&mut self, attachment: u32, bound: u64) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            volume.throttle.set_bound(bound);
+        }
+    }
+
+    /// The marker of a volume is durable with this number.
+    pub fn set_marker(&mut self, attachment: u32, marker: u64) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            (volume.marker, volume.untold) = (marker, true);
+        }
+    }
+
+    // ---- clients ----
+
+    /// A part of a client's change comes: it will be answered.
+    pub fn append(&mut self, now: Nanos, append: Append<B>, asks: &mut Asks<B>) {
+        if self.closed.is_some() || !self.volumes.contains_key(&append.attachment) {
+            return asks.answers.push((append.op, true));
+        }
+        self.waiting.push_back(append);
+        self.form(now, asks);
+    }
+
+    /// A client's FLUSH comes: it will be answered.
+    pub fn flush(&mut self, now: Nanos, attachment: u32, op: OpId, asks: &mut Asks<B>) {
+        let Some(volume) = self.volumes.get(&attachment) else {
+            return asks.answers.push((op, true));
+        };
+        let position = volume.log.acknowledged();
+        self.promise(Flushing { op, attachment, position, batch: 0 }, asks);
+        self.flush_device(now, asks);
+    }
+
+    /// All up to a position of a volume is to be durable before `op` is answered.
+    fn promise(&mut self, mut flush: Flushing, asks: &mut Asks<B>) {
+        let Some(volume) = self.volumes.get_mut(&flush.attachment) else { return };
+        flush.batch = volume.log.batch_of(flush.position).unwrap_or(0);
+        if flush.batch <= self.segments.durable() {
+            volume.log.promise(flush.position);
+            asks.answers.push((flush.op, false));
+            return asks.steps.push(flush.attachment);
+        }
+        self.flush_wanted = true;
+        self.flushes.push(flush);
+    }
+
+    /// Where the bytes of a range lie. Batches that have some are pinned.
+    pub fn look(&mut self, attachment: u32, range: Range<u64>, mut each: impl FnMut(Found)) {
+        let Some(volume) = self.volumes.get(&attachment) else {
+            return each(Found::Clean(range.start, range.end - range.start));
+        };
+        let (segments, config) = (&mut self.segments, &self.config);
+        volume.overlay.look(range, |stretch| match stretch {
+            Stretch::Clean(at, len) => each(Found::Clean(at, len)),
+            Stretch::Dirty(dirty) => match (dirty.holds, volume.piece(config, &dirty)) {
+                (Holds::Bytes(_), Some(piece)) => {
+                    segments.pin(piece.batch);
+                    each(Found::Logged(piece));
+                }
+                (Holds::Zeros | Holds::Trimmed, _) => each(Found::Zeros(dirty.at, dirty.len)),
+                _ => each(Found::Unreadable(dirty.at, dirty.len)),
+            },
+        });
+    }
+
+    /// A batch that [`WriteLog::look`] has pinned has been read.
+    pub fn unpin(&mut self, batch: u64) {
+        self.segments.unpin(batch);
+    }
+
+    /// Whether anything of a range is dirty.
+    pub fn is_dirty(&self, attachment: u32, range: &Range<u64>) -> bool {
+        self.volumes.get(&attachment).is_some_and(|volume| volume.overlay.touches(range))
+    }
+
+    // ---- the device ----
+
+    /// A batch was written, or not.
+    pub fn written(&mut self, now: Nanos, number: u64, done: bool, asks: &mut Asks<B>) {
+        let Some((write, tries)) = self.writing.remove(&number) else { return };
+        if !done {
+            if tries + 1 < TRIES {
+                asks.writes.push(write.clone());
+                self.writing.insert(number, (write, tries + 1));
+            } else {
+                self.close("a batch of the write log could not be written", asks);
+            }
+            return;
+        }
+        self.unflushed += u64::from(write.len);
+        self.unflushed_since.get_or_insert(now);
+        self.segments.ended(number);
+        self.acknowledge(now, asks);
+        self.form(now, asks);
+        self.flush_device(now, asks);
+    }
+
+    /// What is written, in order, is answered as far as the throttles let it be.
+    fn acknowledge(&mut self, now: Nanos, asks: &mut Asks<B>) {
+        let written = self.segments.written();
+        let mut promises = Vec::new();
+        for (&attachment, volume) in &mut self.volumes {
+            let mut any = false;
+            while let Some(logged) = volume.log.answerable(written) {
+                let (held, room) = (volume.log.held(), u64::from(logged.room));
+                if volume.due(now, held, room).is_none_or(|due| due > now) {
+                    break;
+                }
+                volume.throttle.acknowledged(now);
+                volume.log.answer(&mut volume.overlay);
+                any = true;
+                let Some(Pending { op, fua }) = volume.pending.pop_front() else { continue };
+                if fua {
+                    let position = volume.log.acknowledged();
+                    promises.push(Flushing { op, attachment, position, batch: 0 });
+                } else {
+                    asks.answers.push((op, false));
+                }
+            }
+            if any && volume.may_begin(self.segments.durable()) {
+                asks.steps.push(attachment);
+            }
+        }
+        promises.into_iter().for_each(|flush| self.promise(flush, asks));
+    }
+
+    /// Begins a flush of the device, if one is wanted and none is under way.
+    fn flush_device(&mut self, now: Nanos, asks: &mut Asks<B>) {
+        let behind = self.unflushed >= FLUSH_BYTES
+            || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
+        let covers = self.segments.flush_begins();
+        let anything = covers > self.segments.durable();
+        if self.flushing.is_some() || !(self.flush_wanted || behind) || !anything {
+            return;
+        }
+        self.flush_wanted = false;
+        (self.unflushed, self.unflushed_since) = (0, None);
+        self.flushing = Some(covers);
+        asks.flush = Some(covers);
+    }
+
+    /// A flush of the device has ended: all up to the batch `covers` is durable, or may not be.
+    pub fn flushed(&mut self, now: Nanos, covers: u64, done: bool, asks: &mut Asks<B>) {
+        if self.flushing.take() != Some(covers) {
+            return;
+        }
+        if !done {
+            // What was not flushed may be gone though it can be read: it is not tried again.
+            self.close("the cache device could not be flushed", asks);
+            return;
+        }
+        self.flush_failures = 0;
+        self.segments.flushed(covers);
+        let durable = self.segments.durable();
+        let ready: Vec<Flushing> =
+            self.flushes.extract_if(.., |flush| flush.batch <= durable).collect();
+        for Flushing { op, attachment, position, .. } in ready {
+            if let Some(volume) = self.volumes.get_mut(&attachment) {
+                volume.log.promise(position);
+            }
+            asks.answers.push((op, false));
+        }
+        self.flush_wanted = !self.flushes.is_empty();
+        self.noted(now, durable);
+        let begins = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
+        asks.steps.extend(begins.map(|(&attachment, _)| attachment));
+        self.form(now, asks);
+        self.acknowledge(now, asks);
+        self.flush_device(now, asks);
+    }
+
+    /// Does what is due.
+    pub fn due(&mut self, now: Nanos, asks: &mut Asks<B>) {
+        self.acknowledge(now, asks);
+        self.form(now, asks);
+        self.flush_device(now, asks);
+        let due = |v: &Attached| v.destager.wakes().is_some_and(|at| now >= at);
+        asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
+    }
+
+    /// When [`WriteLog::due`] is to be called, if nothing happens before.
+    pub fn wakes(&self, now: Nanos) -> Option<Nanos> {
+        let flush = self.unflushed_since.filter(|_| self.flushing.is_none());
+        let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
+        let written = self.segments.written();
+        let of = |volume: &Attached| {
+            let answer = volume.log.answerable(written).and_then(|logged| {
+                volume.due(now, volume.log.held(), u64::from(logged.room))
+            });
+            answer.into_iter().chain(volume.destager.wakes()).min()
+        };
+        flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
+    }
+
+    /// Nothing is logged any more: who waits hears that it has failed.
+    fn close(&mut self, why: &'static str, asks: &mut Asks<B>) {
+        self.closed.get_or_insert(why);
+        for append in self.waiting.drain(..) {
+            asks.answers.push((append.op, true));
+        }
+        for flush in std::mem::take(&mut self.flushes) {
+            asks.answers.push((flush.op, true));
+        }
+        for volume in self.volumes.values_mut() {
+            asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
+        }
+    }
+
+    /// Why nothing is logged any more, if that is so.
+    pub fn closed(&self) -> Option<&'static str> {
+        self.closed
+    }
+}
+
+impl Attached {
+    /// Whether its destager waits for what there is now: the first record behind its frontier, durable up to this batch.
+    fn may_begin(&self, durable: u64) -> bool {
+        let first = self.log.record(self.log.frontier() + 1);
+        self.destager.is_idle() && first.is_some_and(|logged| logged.batch <= durable)
+    }
+
+    fn due(&self, now: Nanos, held: u64, room: u64) -> Option<Nanos> {
+        self.throttle.due(now, held, room)
+    }
+
+    /// Where a dirty stretch lies on the device.
+    fn piece(&self, config: &Config, dirty: &super::overlay::Dirty) -> Option<Piece> {
+        use larder_format::block::write_log::pieces;
+        let Holds::Bytes(place) = dirty.holds else { return None };
+        let logged = self.log.record(dirty.sequence)?;
+        let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
+        let from = dirty.at - logged.at;
+        let cover = pieces::cover(from..from + dirty.len, logged.len);
+        let (first, end) = (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
+        let first_of_record = place - from;
+        Some(Piece {
+            at: dirty.at,
+            len: dirty.len,
+            place: config.at + first_of_record + cover.start,
+            bytes: (cover.end - cover.start) as u32,
+            skip: (from - cover.start) as u32,
+            sums: Sums::new(sums.as_slice().get(first as usize..end as usize)?),
+            batch: logged.batch,
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! Batches: what waits becomes one write of the device, numbered, with its header.
+
+use larder_base::Nanos;
+use larder_format::block::write_log::batch::{Head, encode_header_of};
+use larder_format::block::write_log::{
+    BLOCK, Flags, Frontier, Kind as RecordKind, Record, SegmentHeader, Shape, VolumeFrontier, pieces,
+};
+
+use super::super::segments::{Placed, Purpose};
+use super::super::volume_log::{Kind, Logged};
+use super::{Append, Asks, Attached, Pending, WriteLog};
+
+/// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
+#[derive(Clone, Debug)]
+pub struct ToWrite<B> {
+    /// The batch: what its end is told with.
+    pub number: u64,
+    /// First byte on the device.
+    pub at: u64,
+    /// Bytes in all: whole sectors.
+    pub len: u32,
+    /// The first bytes.
+    pub head: Vec<u8>,
+    /// Payloads, each with how many bytes come before it.
+    pub payload: Vec<(u32, B)>,
+}
+
+/// Bytes of the log that a record holds: its payload in whole blocks and what a header has of it, at least 4 KiB, which bounds the memory
+/// for small ones too.
+pub(super) fn room(payload: u64) -> u32 {
+    let header = 64 + pieces::count(payload) * 4;
+    (payload.next_multiple_of(BLOCK as u64) + header).max(4096) as u32
+}
+
+impl<B> Append<B> {
+    fn record(&self, generation: u64) -> Record {
+        let kind = match self.kind {
+            Kind::Write => RecordKind::Write,
+            Kind::Zero => RecordKind::Zero,
+            Kind::Trim => RecordKind::Trim,
+        };
+        let may_punch = self.may_punch && kind != RecordKind::Write;
+        Record {
+            attachment: self.attachment,
+            generation,
+            // Given when it has its place.
+            sequence: 1,
+            dependency: 0,
+            offset: self.at,
+            length: self.len,
+            kind,
+            flags: Flags { fua: self.fua, may_punch, unreadable: false },
+        }
+    }
+}
+
+impl<B: Clone> WriteLog<B> {
+    /// As long as fewer batches are under way than may be, all that waits becomes one more. What the log is to know rides along.
+    pub(super) fn form(&mut self, now: Nanos, asks: &mut Asks<B>) {
+        while self.closed.is_none() && self.writing.len() < self.config.depth as usize {
+            if !(self.form_clients(now, asks) || self.form_frontier(now, asks)) {
+                return;
+            }
+        }
+    }
+
+    fn form_clients(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
+        let table = Record::frontier(self.frontier().bytes());
+        let Some(mut with) = Shape::default().with(&table) else { return false };
+        let mut records = Vec::new();
+        for append in &self.waiting {
+            let generation = self.volumes.get(&append.attachment).map_or(0, |v| v.generation);
+            let record = append.record(generation);
+            let Some(shape) = with.with(&record) else { break };
+            with = shape;
+            records.push(record);
+        }
+        let Some(alone) = Shape::of(&records).filter(|_| !records.is_empty()) else { return false };
+        let sector = self.config.geometry.sector();
+        let tells = self.tells();
+        let bytes = if tells { with } else { alone };
+        let count = records.len() as u32;
+        let place = (bytes.bytes(sector), with.bytes(sector));
+        let Some(placed) = self.segments.place(Purpose::Clients, place.0, place.1, count) else {
+            return false;
+        };
+        let tells = tells || placed.opens;
+        let header = if tells { with } else { alone }.header_bytes();
+        let first = self.first(&placed) + u64::from(header);
+        let mut sums = Vec::new();
+        let mut payload = Vec::new();
+        let mut table = None;
+        if tells {
+            table = Some(self.say(placed.number));
+        }
+        let mut end = table.as_ref().map_or(0, |table| table.len() as u64);
+        for record in &mut records {
+            let Some(append) = self.waiting.pop_front() else { break };
+            let Some(volume) = self.volumes.get_mut(&append.attachment) else { continue };
+            let bytes = record.payload_bytes();
+            let from = if bytes == 0 { end } else { end.next_multiple_of(BLOCK as u64) };
+            let logged = Logged {
+                at: append.at,
+                len: append.len,
+                kind: append.kind,
+                batch: placed.number,
+                place: first + from - self.config.at,
+                room: room(bytes),
+            };
+            (record.sequence, record.dependency) = volume.log.assign(logged, &mut volume.overlay);
+            volume.since.push_back((record.sequence, now));
+            volume.pending.push_back(Pending { op: append.op, fua: append.fua });
+            sums.extend_from_slice(append.sums.as_slice());
+            volume.sums.push_back(append.sums);
+            if let Some(bytes) = append.bytes {
+                payload.push((from as u32, bytes));
+            }
+            end = end.max(from + bytes);
+        }
+        self.write(now, &placed, table, records, (sums, payload), asks);
+        true
+    }
+
+    /// A batch of a FRONTIER alone, where one is wanted and rides on no other.
+    fn form_frontier(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
+        if !self.tells() && !(self.starved() && self.segments.would_free()) {
+            return false;
+        }
+        let table = Record::frontier(self.frontier().bytes());
+        let Some(shape) = Shape::default().with(&table) else { return false };
+        let bytes = shape.bytes(self.config.geometry.sector());
+        let Some(placed) = self.segments.place(Purpose::Frontier, bytes, bytes, 0) else {
+            return false;
+        };
+        let table = self.say(placed.number);
+        self.write(now, &placed, Some(table), Vec::new(), (Vec::new(), Vec::new()), asks);
+        true
+    }
+
+    /// Writes wait though a batch could be under way: there is no room.
+    fn starved(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Some volume's window waits until the log knows that its store has it.
+    fn tells(&self) -> bool {
+        self.volumes.values().any(|volume| volume.untold)
+    }
+
+    /// First byte on the device of a batch that has its place.
+    fn first(&self, placed: &Placed) -> u64 {
+        let geometry = self.config.geometry;
+        let segment = u64::from(placed.segment) * u64::from(geometry.bytes());
+        self.config.at + segment + u64::from(geometry.sector() + placed.at)
+    }
+
+    /// What a FRONTIER says now.
+    fn frontier(&self) -> Frontier {
+        let oldest = self.segments.oldest();
+        let volume = |(&attachment, volume): (&u32, &Attached)| VolumeFrontier {
+            attachment,
+            frontier: volume.stored,
+            last: volume.log.last(),
+            marker: volume.marker,
+            unreadable: Vec::new(),
+        };
+        Frontier {
+            oldest_generation: oldest.generation,
+            oldest_batch: oldest.batch,
+            volumes: self.volumes.iter().map(volume).collect(),
+        }
+    }
+
+    /// The batch of this number says how far all are: the table, and from now on it is waited for.
+    fn say(&mut self, batch: u64) -> Vec<u8> {
+        let table = self.frontier().encode();
+        self.segments.says(batch);
+        for volume in self.volumes.values_mut().filter(|volume| volume.untold) {
+            volume.untold = false;
+            volume.noting = Some(batch);
+        }
+        self.flush_wanted = true;
+        table
+    }
+
+    /// The batch leaves.
+    fn write(
+        &mut self,
+        now: Nanos,
+        placed: &Placed,
+        table: Option<Vec<u8>>,
+        mut records: Vec<Record>,
+        (mut sums, mut payload): (Vec<u32>, Vec<(u32, B)>),
+        asks: &mut Asks<B>,
+    ) {
+        let geometry = self.config.geometry;
+        let sector = geometry.sector();
+        if let Some(table) = &table {
+            records.insert(0, Record::frontier(table.len()));
+            sums.splice(0..0, pieces::sums(table));
+        }
+        let time = self.config.wall + now.0;
+        let mut head = Vec::new();
+        let mut at = self.first(placed);
+        if placed.at == 0 {
+            head.resize(sector as usize, 0);
+            SegmentHeader {
+                cache: self.config.cache,
+                generation: placed.generation,
+                first: placed.number,
+                run: self.config.run,
+                time,
+                geometry,
+                parked: None,
+            }
+            .encode(&mut head);
+            at -= u64::from(sector);
+        }
+        let before = head.len();
+        // It was seen to be one when the batch was placed.
+        let shape = Shape::of(&records).unwrap_or_default();
+        head.resize(before + shape.header_bytes() as usize, 0);
+        let batch = encode_header_of(
+            &mut head[before..],
+            &Head {
+                cache: self.config.cache,
+                generation: placed.generation,
+                at: sector + placed.at,
+                parked: 0,
+                number: placed.number,
+                run: self.config.run,
+                before: self.before,
+                known: placed.known,
+                time,
+            },
+            records,
+            sums,
+        );
+        self.before = batch.hash;
+        let behind = head.len() as u32;
+        payload.iter_mut().for_each(|(from, _)| *from += behind);
+        head.extend(table.into_iter().flatten());
+        let len = before as u32 + shape.bytes(sector);
+        let write = ToWrite { number: placed.number, at, len, head, payload };
+        self.writing.insert(placed.number, (write.clone(), 0));
+        asks.writes.push(write);
+    }
+}
