@@ -271,6 +271,13 @@ pub enum Message<B> {
     RangeTurn,
     /// The write budget's file was seen to: writes that could not be paid for are tried again.
     BudgetKept,
+    /// A part of a change is in the write log, or a flush of it is over.
+    Logged {
+        /// And failed.
+        failed: bool,
+    },
+    /// The destage of the volume with this attachment number may go on.
+    Destage(u32),
 }
 
 impl<B> Message<B> {
@@ -439,7 +446,7 @@ pub fn call<H: Host, N: Calls<H>, R>(
 }
 
 /// Puts a message into a mailbox. Returns whether its owner is to be woken.
-fn put<H: Host, N: Calls<H>>(
+pub(super) fn put<H: Host, N: Calls<H>>(
     node: &N,
     thread: usize,
     op: OpId,
@@ -461,20 +468,20 @@ pub fn send<H: Host, N: Calls<H>>(node: &N, op: OpId, message: Message<H::Bytes>
 
 /// Threads that are to be woken: the first 64 each by its bit, others at once in a list, which is hardly ever needed.
 #[derive(Default)]
-struct Wake {
+pub(super) struct Wake {
     few: u64,
     more: Vec<usize>,
 }
 
 impl Wake {
-    fn add(&mut self, thread: usize) {
+    pub(super) fn add(&mut self, thread: usize) {
         match thread {
             0..64 => self.few |= 1 << thread,
             thread => self.more.push(thread),
         }
     }
 
-    fn each(mut self, mut wake: impl FnMut(usize)) {
+    pub(super) fn each(mut self, mut wake: impl FnMut(usize)) {
         while self.few != 0 {
             wake(self.few.trailing_zeros() as usize);
             self.few &= self.few - 1;

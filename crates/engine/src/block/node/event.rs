@@ -8,6 +8,8 @@ use larder_base::Nanos;
 use larder_policy::block::BlockKind;
 
 use crate::block::api::{IoId, LineId, Merge, PartKind, SlotId};
+use crate::block::node::logged::LogIo;
+use crate::block::writeback::log::{Sums, ToWrite};
 
 /// The types that a host brings.
 pub trait Host {
@@ -28,6 +30,19 @@ pub trait Host {
     fn apart(bytes: &Self::Bytes, from: u64, len: u64) -> Self::Bytes;
     /// Why an operation fails of which the queue says it, or of whose I/O nothing more is known.
     fn failure(why: Why) -> Self::Failure;
+    /// The CRC-32C of each 4 KiB of the bytes of a write, for the write log. Asked only where there is one.
+    fn sums(_bytes: &Self::Bytes) -> Sums {
+        Sums::Many(Box::default())
+    }
+    /// What a store said of bytes `at..at + len` of a volume, with what the write log has of them laid over it: first byte, bytes, and whether
+    /// they are zeros. Asked only where there is a log.
+    fn overlay(
+        extents: Self::Extents,
+        (_at, _len): (u64, u64),
+        _dirty: &[(u64, u64, bool)],
+    ) -> Self::Extents {
+        extents
+    }
 }
 
 /// Whether operations on a volume are taken.
@@ -292,4 +307,27 @@ pub trait Effects<H: Host> {
     fn deliver(&mut self, ticket: &mut H::Ticket, at: u64, bytes: H::Bytes);
     /// An operation is over.
     fn answer(&mut self, answer: Answer<H>);
+
+    // What only a host with a write log is asked for.
+
+    /// Write a batch of the log; `Queue::log_written`. Batches may be written in any order.
+    fn log_write(&mut self, _write: ToWrite<H::Bytes>) {
+        debug_assert!(false, "there is no write log");
+    }
+    /// Flush the device under the log, with all that was written when this is asked; `Queue::log_flushed`.
+    fn log_flush(&mut self, _covers: u64) {
+        debug_assert!(false, "there is no write log");
+    }
+    /// Read bytes of the device from this one on; `Queue::log_read`.
+    fn log_read(&mut self, _io: LogIo, _at: u64, _len: u32) {
+        debug_assert!(false, "there is no write log");
+    }
+    /// Zeros belong `at` bytes behind the first of a read.
+    fn deliver_zeros(&mut self, _ticket: &mut H::Ticket, _at: u64, _len: u64) {
+        debug_assert!(false, "there is no write log");
+    }
+    /// The volume with this attachment number, if it is still there.
+    fn volume(&mut self, _attachment: u32) -> Option<H::Volume> {
+        None
+    }
 }

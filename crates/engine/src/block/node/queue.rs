@@ -11,6 +11,7 @@
 //! are submitted or answers sent together, is the host's choice.
 
 mod ends;
+mod logged;
 mod node;
 mod range;
 
@@ -32,6 +33,8 @@ use super::readahead::{self, ReadAhead, Streams};
 use crate::block::address::Placing;
 use crate::block::api::{GROUP_LINES, IoFailed, LineId, OpId, Part, PartKind, Sum, Verdict};
 use crate::block::planted::{Fault, Planted};
+use crate::block::writeback::log::Found;
+use logged::{Destages, LogJob};
 pub use node::Node;
 use node::{Judging, allowed};
 
@@ -123,6 +126,12 @@ struct Operation<H: Host> {
     /// Shards are told of it, and its volume counts it.
     placed: bool,
     asked_store: bool,
+    /// It is a change or a flush of a volume that writes back: the log has it.
+    logged: bool,
+    /// It brings dirty data to the store.
+    destages: Option<Destages>,
+    /// Of a status: what the log has of its range.
+    dirty: Vec<(u64, u64, bool)>,
     /// Some of its bytes came with a read of the store, its own or another's, that it waited for.
     waited: bool,
     from_flash: u64,
@@ -178,6 +187,8 @@ pub struct Queue<H: Host> {
     unpaid: VecDeque<(OpId, Message<H::Bytes>)>,
     /// Answers that wait until what a store may have lost is out of the cache.
     untold: Vec<(H::Volume, Answer<H>)>,
+    /// Reads of the write log under way, under numbers that are used again.
+    log_jobs: Vec<Option<LogJob>>,
     /// Used again by each operation.
     parts: Vec<(u64, u32)>,
     verdicts: Vec<Verdict>,
@@ -200,6 +211,7 @@ impl<H: Host> Queue<H> {
             postponed: VecDeque::new(),
             unpaid: VecDeque::new(),
             untold: Vec::new(),
+            log_jobs: Vec::new(),
             parts: Vec::new(),
             verdicts: Vec::new(),
             kinds: Vec::new(),
@@ -277,28 +289,8 @@ impl<H: Host> Queue<H> {
             return self.postponed.push_back(Submit { volume, ticket, op, holds });
         }
         let base = if placed { node.base(&volume) } else { 0 };
-        let mut operation = Operation {
-            volume,
-            ticket: Some(ticket),
-            kind: Kind::Flush,
-            at: base,
-            len: 0,
-            bytes: None,
-            fua: false,
-            may_punch: false,
-            fast: false,
-            pending: 0,
-            failure: None,
-            extents: H::Extents::default(),
-            range: None,
-            holds,
-            began: now,
-            placed,
-            asked_store: false,
-            waited: false,
-            from_flash: 0,
-            shared: 0,
-        };
+        let mut operation = self.operation(volume, Some(ticket), holds, now, placed);
+        operation.at = base;
         let place = |at: u64| base.wrapping_add(at);
         let o = &mut operation;
         match op {
@@ -326,10 +318,58 @@ impl<H: Host> Queue<H> {
             }
             Op::Flush => {}
         }
-        if placed {
-            self.begin(node, now, fx, operation, Verdict::Admit);
-        } else {
-            self.straight(node, now, fx, operation);
+        let attachment = node.attachment(&operation.volume);
+        match (attachment, operation.kind) {
+            (Some(attachment), Kind::Part(kind)) if kind.changes() && placed => {
+                self.begin_logged(node, now, fx, attachment, operation);
+            }
+            (Some(attachment), Kind::Flush) => {
+                self.flush_logged(node, now, fx, attachment, operation);
+            }
+            (Some(attachment), Kind::Status { .. }) => {
+                let range = operation.at..operation.at + operation.len;
+                let dirty = node.log(|log| log.dirty(attachment, range));
+                operation.dirty = dirty.unwrap_or_default();
+                self.straight(node, now, fx, operation);
+            }
+            _ if placed => self.begin(node, now, fx, operation, Verdict::Admit),
+            _ => self.straight(node, now, fx, operation),
+        }
+    }
+
+    /// An operation of which nothing was said yet but on which volume it is, and for whom.
+    fn operation(
+        &self,
+        volume: H::Volume,
+        ticket: Option<H::Ticket>,
+        holds: BlockKind,
+        began: Nanos,
+        placed: bool,
+    ) -> Operation<H> {
+        Operation {
+            volume,
+            ticket,
+            kind: Kind::Flush,
+            at: 0,
+            len: 0,
+            bytes: None,
+            fua: false,
+            may_punch: false,
+            fast: false,
+            pending: 0,
+            failure: None,
+            extents: H::Extents::default(),
+            range: None,
+            holds,
+            began,
+            placed,
+            asked_store: false,
+            logged: false,
+            destages: None,
+            dirty: Vec::new(),
+            waited: false,
+            from_flash: 0,
+            shared: 0,
         }
     }
 
@@ -378,7 +418,7 @@ impl<H: Host> Queue<H> {
             let regions = self.region_of(at)..=self.region_of(at + op.len.max(1) - 1);
             node.changing(now, regions);
         }
-        if let Some(bytes) = &op.bytes {
+        if let Some(bytes) = op.bytes.as_ref().filter(|_| op.destages.is_none()) {
             node.pass(&op.volume, at.wrapping_sub(base), bytes);
         }
         if kind.changes()
@@ -395,9 +435,27 @@ impl<H: Host> Queue<H> {
         let volume = &op.volume;
         let rule = |at: u64| node.rule(volume, at.wrapping_sub(base), line);
         let rule = node.selects(volume).then_some(rule);
-        let tail = cut((at, end), whole, line, rule, &mut parts);
+        // What the log has of a read does not come from below.
+        let from = at.wrapping_sub(base);
+        let found = match node.attachment(volume) {
+            Some(attachment) if kind == PartKind::Read => {
+                Self::look(node, attachment, from, op.len)
+            }
+            _ => None,
+        };
+        let tail = match &found {
+            None => cut((at, end), whole, line, rule, &mut parts),
+            Some(found) => found.iter().fold(None, |tail, found| match *found {
+                Found::Clean(from, len) => {
+                    let from = base.wrapping_add(from);
+                    cut((from, from + len), whole, line, rule.as_ref(), &mut parts)
+                }
+                _ => tail,
+            }),
+        };
         let mut of_ahead = Verdict::Reject;
         match kind {
+            PartKind::Write if op.destages.is_some() => verdicts.resize(parts.len(), advice),
             PartKind::Read | PartKind::Write => {
                 let mut kinds = std::mem::take(&mut self.kinds);
                 let said = (&mut kinds, &mut verdicts);
@@ -428,7 +486,9 @@ impl<H: Host> Queue<H> {
             verdicts.push(Verdict::Reject);
         }
         // One stands for its beginning: it is not over before all parts are begun.
-        op.pending = 1 + parts.len() as u32;
+        let logged =
+            found.iter().flatten().filter(|found| !matches!(found, Found::Clean(..))).count();
+        op.pending = 1 + (parts.len() + logged) as u32;
         let bytes = op.bytes.clone();
         let volume = ahead.is_some().then(|| op.volume.clone());
         self.ops.insert(id, op);
@@ -442,6 +502,9 @@ impl<H: Host> Queue<H> {
             });
         }
         (self.parts, self.verdicts) = (parts, verdicts);
+        if let Some(found) = found {
+            self.read_logged(node, now, fx, id, (from, found));
+        }
         self.step(node, now, fx, id, None);
         if let (Some(volume), Some(ahead)) = (volume, ahead) {
             self.read_ahead(node, now, fx, &volume, ahead);
@@ -521,28 +584,8 @@ impl<H: Host> Queue<H> {
                 if !node.enter(volume) {
                     break;
                 }
-                let op = Operation {
-                    volume: volume.clone(),
-                    ticket: None,
-                    kind: Kind::Part(PartKind::Prefetch),
-                    at,
-                    len,
-                    bytes: None,
-                    fua: false,
-                    may_punch: false,
-                    fast: false,
-                    pending: 0,
-                    failure: None,
-                    extents: H::Extents::default(),
-                    range: None,
-                    holds: BlockKind::Unknown,
-                    began: now,
-                    placed: true,
-                    asked_store: false,
-                    waited: false,
-                    from_flash: 0,
-                    shared: 0,
-                };
+                let mut op = self.operation(volume.clone(), None, BlockKind::Unknown, now, true);
+                (op.kind, op.at, op.len) = (Kind::Part(PartKind::Prefetch), at, len);
                 self.begin(node, now, fx, op, verdict);
             }
         }
@@ -627,6 +670,10 @@ impl<H: Host> Queue<H> {
                 }
                 self.step(node, now, fx, id, failed.then(|| H::failure(Why::Failed)));
             }
+            Message::Logged { failed } => {
+                self.step(node, now, fx, id, failed.then(|| H::failure(Why::Failed)));
+            }
+            Message::Destage(attachment) => self.destage(node, now, fx, attachment),
             Message::IntentsReady => self.range_ready(node, now, fx, id),
             Message::RangeTurn => self.range_turn(node, now, id),
             Message::FlashRead { io, slot, line, lines } => fx.flash_read(io, slot, line, lines),

@@ -579,9 +579,10 @@ impl<B: Clone> WriteLog<B> {
         let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
         let written = self.segments.written();
         let of = |volume: &Attached| {
-            let answer = volume.log.answerable(written).and_then(|logged| {
-                volume.due(now, volume.log.held(), u64::from(logged.room))
-            });
+            let answer = volume
+                .log
+                .answerable(written)
+                .and_then(|logged| volume.due(now, volume.log.held(), u64::from(logged.room)));
             answer.into_iter().chain(volume.destager.wakes()).min()
         };
         flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
@@ -626,7 +627,8 @@ impl Attached {
         let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
-        let (first, end) = (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
+        let (first, end) =
+            (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
         let first_of_record = place - from;
         Some(Piece {
             at: dirty.at,

@@ -196,6 +196,14 @@ impl<H: Host> Queue<H> {
         fx: &mut impl Effects<H>,
         op: Operation<H>,
     ) {
+        if let Some(destages) = op.destages {
+            // The life of the store as of now: what was lost before counts against it.
+            let outcome = op.failure.is_none().then(|| node.losses(&op.volume));
+            if op.placed {
+                op.volume.leave();
+            }
+            return self.destaged(node, now, fx, destages, outcome);
+        }
         let failed = op.failure.is_some();
         let base = if op.placed { node.base(&op.volume) } else { 0 };
         let ended = match op.kind {
@@ -218,9 +226,15 @@ impl<H: Host> Queue<H> {
             if let Some(ended) = &ended {
                 node.ended(&volume, self.me, now, ended);
             }
-            let durable = op.fua || op.kind == Kind::Flush;
+            // What is durable in the log no store can lose.
+            let durable = (op.fua || op.kind == Kind::Flush) && !op.logged;
             let losses = durable.then(|| node.losses(&volume));
-            let outcome = op.failure.map_or(Ok(op.extents), Err);
+            let laid = (op.at, op.len);
+            let extents = match op.dirty.is_empty() {
+                true => op.extents,
+                false => H::overlay(op.extents, laid, &op.dirty),
+            };
+            let outcome = op.failure.map_or(Ok(extents), Err);
             let answer = Answer { ticket, outcome, bytes: op.bytes, losses, ended };
             // If the store may have lost writes, it waits until nothing of them is cached any more: who is told of the loss
             // must not find them afterwards.

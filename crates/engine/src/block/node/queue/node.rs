@@ -14,6 +14,7 @@ use crate::block::node::failing::{Failing, FlashError};
 use crate::block::node::limits::{self, Admits, Allows, Asks, Limits};
 use crate::block::node::quiet::Changes;
 use crate::block::node::ranged::{Discard, Turns};
+use crate::block::writeback::log::WriteLog;
 
 /// What queues share: shards, mailboxes, and what is decided for all of them.
 pub trait Node<H: Host>: Calls<H> {
@@ -38,6 +39,20 @@ pub trait Node<H: Host>: Calls<H> {
     /// Nothing new is cached for so long, since the file system under the cache has no room.
     fn pauses(&self, _pause: Nanos) {}
 
+    /// The attachment number of a volume that writes back.
+    #[inline]
+    fn attachment(&self, _volume: &H::Volume) -> Option<u32> {
+        None
+    }
+    /// Does `f` with the write log locked; nothing where there is none.
+    #[inline]
+    fn log<R>(&self, _f: impl FnOnce(&mut WriteLog<H::Bytes>) -> R) -> Option<R> {
+        None
+    }
+    /// The thread whose queue destages a volume.
+    fn destages(&self, _attachment: u32) -> usize {
+        0
+    }
     /// The number of a volume, for policies.
     fn id(&self, volume: &H::Volume) -> VolumeId;
     /// Whether the operator has said anything of bytes of it.

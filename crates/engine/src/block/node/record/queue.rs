@@ -22,6 +22,7 @@ use crate::block::api::{LineId, Sum};
 use crate::block::node::event::{Effects, Host, JobId, Op, ShardIo, Submit};
 use crate::block::node::failing::FlashError;
 use crate::block::node::limits::Limits;
+use crate::block::node::logged::LogIo;
 use crate::block::node::queue::{Config, Node, Queue};
 use crate::block::node::quiet::{Changes, QUIET};
 use crate::block::node::readahead::FURTHEST as FURTHEST_AHEAD;
@@ -170,6 +171,54 @@ impl<H: Host> RecordedQueue<H> {
             put(out, kind_code(submit.holds));
         };
         told!(self, SUBMIT, now, node, fx, input, |q, n, f| q.submit(n, now, f, submit));
+    }
+
+    // Of a run with volumes that write back there is no recording: a host refuses it.
+
+    /// [`Queue::log_read`].
+    pub fn log_read<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        io: LogIo,
+        read: Option<(&[u32], H::Bytes)>,
+    ) {
+        self.queue.log_read(node, now, fx, io, read);
+    }
+
+    /// [`Queue::log_written`].
+    pub fn log_written<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        batch: u64,
+        done: bool,
+    ) {
+        self.queue.log_written(node, now, fx, batch, done);
+    }
+
+    /// [`Queue::log_flushed`].
+    pub fn log_flushed<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        covers: u64,
+        done: bool,
+    ) {
+        self.queue.log_flushed(node, now, fx, covers, done);
+    }
+
+    /// [`Queue::log_due`].
+    pub fn log_due<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+    ) -> Option<Nanos> {
+        self.queue.log_due(node, now, fx)
     }
 
     /// [`Queue::flash_read`].

@@ -3,7 +3,8 @@
 use larder_base::Nanos;
 use larder_format::block::write_log::batch::{Head, encode_header_of};
 use larder_format::block::write_log::{
-    BLOCK, Flags, Frontier, Kind as RecordKind, Record, SegmentHeader, Shape, VolumeFrontier, pieces,
+    BLOCK, Flags, Frontier, Kind as RecordKind, Record, SegmentHeader, Shape, VolumeFrontier,
+    pieces,
 };
 
 use super::super::segments::{Placed, Purpose};

@@ -83,6 +83,9 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         Message::IntentsReady => 9,
         Message::RangeTurn => 10,
         Message::BudgetKept => 11,
+        Message::Logged { failed: false } => 12,
+        Message::Logged { failed: true } => 13,
+        Message::Destage(_) => 14,
     };
     out.push(tag);
     put(out, op.0);
@@ -108,8 +111,12 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
             put(out, page.into());
         }
         Message::BackingRead(piece) | Message::BackingChange(piece) => put_piece(out, piece),
-        Message::Done { .. } | Message::IntentsReady | Message::RangeTurn | Message::BudgetKept => {
-        }
+        Message::Destage(attachment) => put(out, attachment.into()),
+        Message::Done { .. }
+        | Message::IntentsReady
+        | Message::RangeTurn
+        | Message::BudgetKept
+        | Message::Logged { .. } => {}
     }
 }
 
@@ -152,6 +159,9 @@ pub(super) fn take_message(c: &mut Cursor<'_>) -> Result<(OpId, Message<()>), Ba
         9 => Message::IntentsReady,
         10 => Message::RangeTurn,
         11 => Message::BudgetKept,
+        12 => Message::Logged { failed: false },
+        13 => Message::Logged { failed: true },
+        14 => Message::Destage(c.u32("attachment number")?),
         other => return Err(unknown(other)),
     };
     Ok((op, message))

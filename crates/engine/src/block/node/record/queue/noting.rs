@@ -18,10 +18,12 @@ use crate::block::node::event::{Answer, Effects, Ended, Host, JobId, ShardIo, St
 use crate::block::node::failing::FlashError;
 use crate::block::node::held::Held;
 use crate::block::node::limits::{Admits, Asks, Limits};
+use crate::block::node::logged::LogIo;
 use crate::block::node::queue::Node;
 use crate::block::node::quiet::Changes;
 use crate::block::node::ranged::{Discard, Discards, Turns};
 use crate::block::record::digest::{Digest, kind_code as part_code};
+use crate::block::writeback::log::{ToWrite, WriteLog};
 
 /// What was noted during one call.
 #[derive(Debug, Default)]
@@ -136,6 +138,19 @@ impl<H: Host, N: Node<H>> Node<H> for Noting<'_, N> {
 
     fn is_enabled(&self) -> bool {
         self.said(&[1], self.inner.is_enabled())
+    }
+
+    // A run with volumes that write back is not recorded.
+    fn attachment(&self, volume: &H::Volume) -> Option<u32> {
+        self.inner.attachment(volume)
+    }
+
+    fn log<R>(&self, f: impl FnOnce(&mut WriteLog<H::Bytes>) -> R) -> Option<R> {
+        self.inner.log(f)
+    }
+
+    fn destages(&self, attachment: u32) -> usize {
+        self.inner.destages(attachment)
     }
 
     /// Not asked: what is asked of them has calls of its own.
@@ -465,6 +480,26 @@ impl<H: Host, E: Effects<H>> Effects<H> for NotingFx<'_, E> {
         self.asked(&[45, job.0.into(), tag, at, len]);
         self.asked(&flags.map(u64::from));
         self.inner.store_change(job, volume, change);
+    }
+
+    fn log_write(&mut self, write: ToWrite<H::Bytes>) {
+        self.inner.log_write(write);
+    }
+
+    fn log_flush(&mut self, covers: u64) {
+        self.inner.log_flush(covers);
+    }
+
+    fn log_read(&mut self, io: LogIo, at: u64, len: u32) {
+        self.inner.log_read(io, at, len);
+    }
+
+    fn deliver_zeros(&mut self, ticket: &mut H::Ticket, at: u64, len: u64) {
+        self.inner.deliver_zeros(ticket, at, len);
+    }
+
+    fn volume(&mut self, attachment: u32) -> Option<H::Volume> {
+        self.inner.volume(attachment)
     }
 
     fn deliver(&mut self, ticket: &mut H::Ticket, at: u64, bytes: H::Bytes) {

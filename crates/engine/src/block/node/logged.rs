@@ -1,0 +1,46 @@
+//! How the write log is called: behind its lock, and how what it asks for comes to those who do it.
+//!
+//! Whoever calls it carries out what it asks of the device ([`Asks`]). Answers go into mailboxes while the log is locked, so that they come
+//! in the order in which the log gave them; nobody is woken under its lock. It is called with no shard locked.
+
+use crate::block::api::OpId;
+use crate::block::node::calls::{Message, OP_BITS, Wake, put, thread_of};
+use crate::block::node::event::Host;
+use crate::block::node::queue::Node;
+use crate::block::writeback::log::{Asks, WriteLog};
+
+/// Number of a read of the log, of the queue that asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogIo(pub u32);
+
+/// Calls the log on behalf of thread `me`, if it has a mailbox, which is to look into it afterwards. What is left in the asks is for the
+/// caller to carry out; `None` where there is no log.
+pub fn call_log<H: Host, N: Node<H>, R>(
+    node: &N,
+    me: Option<usize>,
+    f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Asks<H::Bytes>) -> R,
+) -> Option<(R, Asks<H::Bytes>)> {
+    let mut wake = Wake::default();
+    let called = node.log(|log| {
+        let mut asks = Asks::default();
+        let result = f(log, &mut asks);
+        let mut send = |op: OpId, message| {
+            let thread = thread_of(op);
+            if put(node, thread, op, message) && Some(thread) != me {
+                wake.add(thread);
+            }
+        };
+        for (op, failed) in asks.answers.drain(..) {
+            send(op, Message::Logged { failed });
+        }
+        asks.steps.sort_unstable();
+        asks.steps.dedup();
+        for attachment in asks.steps.drain(..) {
+            let thread = node.destages(attachment) as u64;
+            send(OpId(thread << OP_BITS), Message::Destage(attachment));
+        }
+        (result, asks)
+    });
+    wake.each(|thread| node.notify(thread));
+    called
+}

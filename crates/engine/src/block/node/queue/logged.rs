@@ -1,0 +1,344 @@
+//! Volumes that write back: what their clients write goes to the log, what they read comes from there where it is dirty, and the queue that
+//! destages a volume brings it to its store as changes of its own.
+
+use super::*;
+use crate::block::node::logged::{LogIo, call_log};
+use crate::block::writeback::destager::Outcome;
+use crate::block::writeback::log::{
+    Append, Asked, Asks, Found, MOST_RECORD, Piece, Sums, WriteLog,
+};
+use crate::block::writeback::overlay::{Dirty, Holds};
+use crate::block::writeback::volume_log::Kind as Change;
+
+/// A read of the log under way.
+pub(super) enum LogJob {
+    /// Of a client's read: where its bytes belong.
+    Client(OpId, u64, Piece),
+    /// Of a stretch that goes to the store of a volume.
+    Destage(u32, Dirty, Piece),
+}
+
+/// What an operation does for a volume's destage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Destages {
+    /// A stretch goes to the store.
+    Stretch(u32),
+    /// The store is flushed.
+    Flush(u32),
+}
+
+impl<H: Host> Queue<H> {
+    /// The log is called, and what it asks of the device is carried out.
+    fn log<N: Node<H>, R>(
+        &mut self,
+        node: &N,
+        fx: &mut impl Effects<H>,
+        f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Asks<H::Bytes>) -> R,
+    ) -> Option<R> {
+        let (result, Asks { writes, flush, .. }) = call_log(node, Some(self.me), f)?;
+        writes.into_iter().for_each(|write| fx.log_write(write));
+        if let Some(covers) = flush {
+            fx.log_flush(covers);
+        }
+        self.take_mail(node);
+        Some(result)
+    }
+
+    /// A change of a volume that writes back begins: part by part into the log.
+    pub(super) fn begin_logged<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+        mut op: Operation<H>,
+    ) {
+        let Kind::Part(kind) = op.kind else { return };
+        let (change, most) = match kind {
+            PartKind::Zero => (Change::Zero, 1 << 40),
+            PartKind::Trim => (Change::Trim, 1 << 40),
+            _ => (Change::Write, MOST_RECORD),
+        };
+        let id = self.next_id();
+        let base = node.base(&op.volume);
+        let at = op.at.wrapping_sub(base);
+        if let Some(bytes) = &op.bytes {
+            node.pass(&op.volume, at, bytes);
+        }
+        let mut appends = Vec::new();
+        let mut from = 0;
+        while from < op.len {
+            let len = (op.len - from).min(most);
+            let bytes = op.bytes.as_ref().map(|bytes| H::part(bytes, from, len));
+            let sums = bytes.as_ref().map_or(Sums::Many(Box::default()), H::sums);
+            let (fua, may_punch) = (op.fua, op.may_punch);
+            let (kind, at) = (change, at + from);
+            appends.push(Append { op: id, attachment, kind, at, len, bytes, sums, fua, may_punch });
+            from += len;
+        }
+        op.logged = true;
+        op.pending = appends.len() as u32 + 1;
+        self.ops.insert(id, op);
+        self.log(node, fx, |log, asks| {
+            appends.into_iter().for_each(|append| log.append(now, append, asks));
+        });
+        self.step(node, now, fx, id, None);
+    }
+
+    /// A FLUSH of a volume that writes back: durable on the cache's flash.
+    pub(super) fn flush_logged<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+        mut op: Operation<H>,
+    ) {
+        let id = self.next_id();
+        (op.logged, op.pending) = (true, 1);
+        self.ops.insert(id, op);
+        self.log(node, fx, |log, asks| log.flush(now, attachment, id, asks));
+    }
+
+    /// What of a read lies where, if anything of it is in the log. Places are bytes of the volume.
+    pub(super) fn look<N: Node<H>>(
+        node: &N,
+        attachment: u32,
+        at: u64,
+        len: u64,
+    ) -> Option<Vec<Found>> {
+        node.log(|log| {
+            let range = at..at + len;
+            log.is_dirty(attachment, &range).then(|| {
+                let mut found = Vec::new();
+                log.look(attachment, range, |each| found.push(each));
+                found
+            })
+        })?
+    }
+
+    /// What of a client's read lies in the log is fetched from there; how much was begun. Places are bytes of the volume, the operation's
+    /// first byte is `from`.
+    pub(super) fn read_logged<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        id: OpId,
+        (from, found): (u64, Vec<Found>),
+    ) {
+        for found in found {
+            let Some(op) = self.ops.get_mut(&id) else { return };
+            match found {
+                Found::Clean(..) => {}
+                Found::Zeros(at, len) => {
+                    if let Some(ticket) = &mut op.ticket {
+                        fx.deliver_zeros(ticket, at - from, len);
+                    }
+                    self.step(node, now, fx, id, None);
+                }
+                Found::Unreadable(..) => {
+                    self.step(node, now, fx, id, Some(H::failure(Why::Failed)))
+                }
+                Found::Logged(piece) => {
+                    let job = LogJob::Client(id, piece.at - from, piece);
+                    self.read_log(fx, job);
+                }
+            }
+        }
+    }
+
+    fn read_log(&mut self, fx: &mut impl Effects<H>, job: LogJob) {
+        let (LogJob::Client(_, _, piece) | LogJob::Destage(_, _, piece)) = &job;
+        let (place, bytes) = (piece.place, piece.bytes);
+        let free = self.log_jobs.iter().position(Option::is_none);
+        let at = free.unwrap_or_else(|| {
+            self.log_jobs.push(None);
+            self.log_jobs.len() - 1
+        });
+        self.log_jobs[at] = Some(job);
+        fx.log_read(LogIo(at as u32), place, bytes);
+    }
+
+    /// The log was read: the CRC-32C of each 4 KiB from the first byte on, and the bytes; or not.
+    pub fn log_read<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        LogIo(io): LogIo,
+        read: Option<(&[u32], H::Bytes)>,
+    ) {
+        let Some(job) = self.log_jobs.get_mut(io as usize).and_then(Option::take) else { return };
+        let (LogJob::Client(_, _, piece) | LogJob::Destage(_, _, piece)) = &job;
+        let right = read.filter(|(sums, _)| *sums == piece.sums.as_slice());
+        let bytes = right.map(|(_, bytes)| H::part(&bytes, piece.skip.into(), piece.len));
+        match job {
+            LogJob::Client(id, at, piece) => {
+                self.log(node, fx, |log, _| log.unpin(piece.batch));
+                let Some(op) = self.ops.get_mut(&id) else { return };
+                let failure = match bytes {
+                    Some(bytes) => {
+                        op.from_flash += piece.len;
+                        if let Some(ticket) = &mut op.ticket {
+                            fx.deliver(ticket, at, bytes);
+                        }
+                        None
+                    }
+                    None => Some(H::failure(Why::Failed)),
+                };
+                self.step(node, now, fx, id, failure);
+            }
+            LogJob::Destage(attachment, dirty, _) => {
+                self.destage_stretch(node, now, fx, attachment, dirty, bytes);
+            }
+        }
+    }
+
+    /// A batch was written, or not.
+    pub fn log_written<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        batch: u64,
+        done: bool,
+    ) {
+        self.log(node, fx, |log, asks| log.written(now, batch, done, asks));
+    }
+
+    /// The device under the log was flushed, or not.
+    pub fn log_flushed<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        covers: u64,
+        done: bool,
+    ) {
+        self.log(node, fx, |log, asks| log.flushed(now, covers, done, asks));
+    }
+
+    /// Does what is due in the log, and says when that is to be done again.
+    pub fn log_due<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+    ) -> Option<Nanos> {
+        self.log(node, fx, |log, asks| {
+            log.due(now, asks);
+            log.wakes(now)
+        })?
+    }
+
+    // ---- destage ----
+
+    /// A volume's destage goes on, if this is the queue that does it.
+    pub(super) fn destage<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+    ) {
+        self.destager(node, now, fx, attachment, |log, out, asks| {
+            log.step(now, attachment, out, asks);
+        });
+    }
+
+    /// The log is told something of a volume's destage, and what that asks for is begun.
+    fn destager<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+        f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Vec<Asked>, &mut Asks<H::Bytes>),
+    ) {
+        let mut out = Vec::new();
+        self.log(node, fx, |log, asks| f(log, &mut out, asks));
+        for asked in out {
+            match asked {
+                Asked::Store(dirty, Some(piece)) => {
+                    self.read_log(fx, LogJob::Destage(attachment, dirty, piece));
+                }
+                Asked::Store(dirty, None) => {
+                    self.destage_stretch(node, now, fx, attachment, dirty, None);
+                }
+                Asked::Flush => self.destage_flush(node, now, fx, attachment),
+                Asked::Journal { .. } | Asked::FlushJournal => {}
+            }
+        }
+    }
+
+    /// A stretch goes to the store: what it holds was read, if it holds bytes.
+    fn destage_stretch<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+        dirty: Dirty,
+        bytes: Option<H::Bytes>,
+    ) {
+        let kind = match dirty.holds {
+            Holds::Bytes(_) if bytes.is_some() => Some(PartKind::Write),
+            Holds::Zeros => Some(PartKind::Zero),
+            Holds::Trimmed => Some(PartKind::Trim),
+            Holds::Bytes(_) | Holds::Unreadable => None,
+        };
+        let volume = fx.volume(attachment).filter(|volume| node.state(volume) == State::Served);
+        let (Some(kind), Some(volume)) = (kind, volume) else {
+            return self.destaged(node, now, fx, Destages::Stretch(attachment), None);
+        };
+        if !node.enter(&volume) {
+            return self.destaged(node, now, fx, Destages::Stretch(attachment), None);
+        }
+        let at = node.base(&volume).wrapping_add(dirty.at);
+        let mut op = self.operation(volume, None, BlockKind::Unknown, now, true);
+        (op.kind, op.at, op.len, op.bytes) = (Kind::Part(kind), at, dirty.len, bytes);
+        // Without its file system's word for it a store need not give up what is trimmed; zeros may be holes.
+        op.may_punch = kind == PartKind::Zero;
+        op.destages = Some(Destages::Stretch(attachment));
+        self.begin(node, now, fx, op, Verdict::Reject);
+    }
+
+    fn destage_flush<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+    ) {
+        let Some(volume) = fx.volume(attachment) else {
+            return self.destaged(node, now, fx, Destages::Flush(attachment), None);
+        };
+        let mut op = self.operation(volume, None, BlockKind::Unknown, now, false);
+        op.destages = Some(Destages::Flush(attachment));
+        self.straight(node, now, fx, op);
+    }
+
+    /// A stretch came to the store, or a flush of it has ended; which incarnation of the store that was.
+    pub(super) fn destaged<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        destages: Destages,
+        outcome: Outcome,
+    ) {
+        match destages {
+            Destages::Stretch(attachment) => {
+                self.destager(node, now, fx, attachment, |log, out, asks| {
+                    log.stored(now, attachment, outcome, out, asks);
+                });
+            }
+            Destages::Flush(attachment) => {
+                self.destager(node, now, fx, attachment, |log, out, asks| {
+                    log.store_flushed(now, attachment, outcome, out, asks);
+                });
+            }
+        }
+    }
+}
