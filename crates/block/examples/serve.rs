@@ -46,6 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 line: 4096,
                 placement: larder_format::block::Placement::Sets(8),
                 shards: 8,
+                write_log: None,
                 yes: false,
             };
             let seed = larder_runtime::machine::random_bytes()?;

@@ -74,6 +74,7 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
         line: 4096,
         placement,
         shards: SHARDS,
+        write_log: None,
         yes: true,
     };
     let mut seed = [0u8; 32];

@@ -60,6 +60,7 @@ impl Builder {
                 line: defaults::LINE,
                 placement: defaults::PLACEMENT,
                 shards: defaults::SHARDS,
+                write_log: None,
                 yes: false,
             },
             create: false,

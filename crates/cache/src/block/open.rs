@@ -40,6 +40,7 @@ use larder_runtime::{
 };
 
 use super::aside::Aside;
+use super::back::{BackConfig, MarkerAt};
 use super::budget::{BudgetFile, Purse};
 use super::changing::Changing;
 use super::hand::{ByHand, Hand};
@@ -72,6 +73,8 @@ pub struct FormatConfig {
     pub placement: Placement,
     /// Shards.
     pub shards: u32,
+    /// Bytes of the write log, for volumes that write back; none: there is none.
+    pub write_log: Option<ByteSize>,
     /// Whatever is on it may go.
     pub yes: bool,
 }
@@ -107,6 +110,10 @@ pub struct CacheConfig {
     pub record: Option<RecordConfig>,
     /// What has the last word over admission.
     pub rules: RulesConfig,
+    /// Volumes that write back, by name, and where their markers are.
+    pub back: BTreeMap<String, BackConfig>,
+    /// Where the marker of a volume is, of any that is not beside its store.
+    pub markers: BTreeMap<String, MarkerAt>,
 }
 
 impl CacheConfig {
@@ -127,6 +134,8 @@ impl CacheConfig {
             state_dir,
             record: None,
             rules: RulesConfig::default(),
+            back: BTreeMap::new(),
+            markers: BTreeMap::new(),
         }
     }
 

@@ -63,6 +63,7 @@ pub fn open_without(
         line: LINE,
         placement: defaults::PLACEMENT,
         shards: defaults::SHARDS,
+        write_log: None,
         yes: true,
     };
     open::format(&shape, [0; 32], UnixSecs(0))?;

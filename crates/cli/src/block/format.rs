@@ -58,6 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         line,
         placement: args.placement,
         shards: args.shards,
+        write_log: None,
         yes: args.yes,
     };
     // The file is sparse: what is missing would be met when the cache fills.

@@ -78,6 +78,7 @@ fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig 
             ways => Placement::Sets(ways),
         },
         shards: 8,
+        write_log: None,
         yes: false,
     }
 }

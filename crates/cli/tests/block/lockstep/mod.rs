@@ -142,6 +142,7 @@ impl Library {
             line: case.line,
             placement: case.placement,
             shards: 2,
+            write_log: None,
             yes: false,
         };
         let mut key = [0u8; 32];
