@@ -211,6 +211,8 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     ublk.check(&volumes, &later).map_err(|e| usage(&e))?;
     let first_disk = workers + vhost.count();
     let config = CacheConfig {
+        back: std::collections::BTreeMap::new(),
+        markers: std::collections::BTreeMap::new(),
         write: args.write,
         replacement: args.replacement,
         reclaim: args.reclaim,
