@@ -141,6 +141,8 @@ fn serve(dir: Arc<TempDir>, shape: Shape, volumes: Arc<Volumes>) -> Result<Bench
 
 fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
     CacheConfig {
+        back: std::collections::BTreeMap::new(),
+        markers: std::collections::BTreeMap::new(),
         write: shape.write,
         replacement: Replacement::Lru,
         reclaim: VictimPolicy::Fifo,
