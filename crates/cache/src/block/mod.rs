@@ -236,6 +236,8 @@ pub struct Core {
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
     stand_in: bool,
+    /// Volumes that write back, where there is a write log.
+    back: OnceLock<back::Back>,
     /// Volumes that are known and not attached.
     aside: Mutex<aside::AsideVolumes>,
     config: CacheConfig,
@@ -289,6 +291,14 @@ impl Core {
         match &self.time {
             Time::Runs(start) => Nanos(start.elapsed().as_nanos() as u64),
             Time::Given(now) => Nanos(now.load(Ordering::SeqCst)),
+        }
+    }
+
+    /// When that time is, if time runs.
+    fn instant(&self, at: Nanos) -> Option<Instant> {
+        match &self.time {
+            Time::Runs(start) => start.checked_add(at.into()),
+            Time::Given(_) => None,
         }
     }
 

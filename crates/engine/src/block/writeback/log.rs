@@ -44,6 +44,8 @@ pub const MOST_RECORD: u64 = 512 << 10;
 const FLUSH_BYTES: u64 = 8 << 20;
 /// or after this time, so that a FLUSH finds little to do.
 const FLUSH_EVERY: Nanos = Nanos::from_millis(50);
+/// What a volume may hold of the log where nothing is stated, at most.
+const MOST_SHARE: u64 = 4 << 30;
 /// How often a batch or a flush that failed is tried again.
 const TRIES: u32 = 3;
 
@@ -88,8 +90,8 @@ pub struct Attach {
     pub generation: u64,
     /// In which order its store gets what was written, and when.
     pub destage: destager::Config,
-    /// Bytes of the log that it may hold.
-    pub bound: u64,
+    /// Bytes of the log that it may hold, where that is stated; else it shares what others leave.
+    pub bound: Option<u64>,
     /// Its records up to this one are durable in its store.
     pub frontier: u64,
     /// The last epoch of its journal.
@@ -228,6 +230,8 @@ struct Attached {
     /// When the first record of each batch that has one was logged, and its sequence.
     since: VecDeque<(u64, Nanos)>,
     throttle: Throttle,
+    /// What it may hold of the log, where that is stated.
+    stated: Option<u64>,
     destager: Destager,
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
@@ -325,7 +329,8 @@ impl<B: Clone> WriteLog<B> {
             sums: VecDeque::new(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
-            throttle: Throttle::new(bound, now),
+            throttle: Throttle::new(0, now),
+            stated: bound,
             destager: Destager::new(destage, epoch),
             pace: destage.pace,
             stored: frontier,
@@ -341,7 +346,7 @@ impl<B: Clone> WriteLog<B> {
             volume.destager.plant(self.fault);
         }
         self.volumes.insert(attachment, volume);
-        self.segments.set_reserve(self.config.reserve(self.volumes.len()));
+        self.divide();
     }
 
     /// What a start has found of a volume that was just attached: dirty and answered.
@@ -388,13 +393,25 @@ impl<B: Clone> WriteLog<B> {
         volume.log.let_go(last, &mut volume.overlay, |_, logged| segments.let_go(logged.batch));
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
-        self.segments.set_reserve(self.config.reserve(self.volumes.len()));
+        self.divide();
     }
 
-    /// So many bytes of the log a volume may hold from now on.
-    pub fn set_bound(&mut self, attachment: u32, bound: u64) {
-        if let Some(volume) = self.volumes.get_mut(&attachment) {
-            volume.throttle.set_bound(bound);
+    /// Volumes have come or gone: four fifths of the log are theirs, those that are stated first, the rest in equal parts.
+    fn divide(&mut self) {
+        let reserve = self.config.reserve(self.volumes.len());
+        self.segments.set_reserve(reserve);
+        let segments = u64::from(self.config.segments - reserve);
+        let all = segments * u64::from(self.config.geometry.bytes()) / 5 * 4;
+        let stated: u64 = self.volumes.values().filter_map(|v| v.stated).sum();
+        let others = self.volumes.values().filter(|v| v.stated.is_none()).count() as u64;
+        let share = (all.saturating_sub(stated) / others.max(1)).min(MOST_SHARE);
+        // What is stated and does not fit is less.
+        let fits = |bytes: u64| match stated > all {
+            true => (u128::from(bytes) * u128::from(all) / u128::from(stated)) as u64,
+            false => bytes,
+        };
+        for volume in self.volumes.values_mut() {
+            volume.throttle.set_bound(volume.stated.map_or(share, fits));
         }
     }
 
