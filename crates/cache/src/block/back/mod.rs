@@ -259,29 +259,27 @@ impl Core {
         Ok(Some(true))
     }
 
-    /// The markers of volumes that are dirty say how far their stores are: what a `recover` can tell of a cache that is lost.
-    pub(super) fn refresh_markers(&self) {
-        let Some(back) = self.back.get() else { return };
-        let volumes = back.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
-        for (attachment, written) in volumes {
-            let Some(place) = &written.place else { continue };
-            let Some(status) = back.log().status(self.now(), attachment) else { continue };
-            let mut number = locked(&written.number);
-            let frontier = status.positions[0];
-            if written.said.load(Ordering::Relaxed) == frontier {
-                continue;
+    /// The marker of a volume says how far its store is, if it writes back and that has changed: what a `recover` can tell of a cache that is
+    /// lost.
+    pub(super) fn refresh_marker(&self, volume: &Attached) {
+        let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
+        let Some(written) = back.written(attachment) else { return };
+        let Some(place) = &written.place else { return };
+        let Some(status) = back.log().status(self.now(), attachment) else { return };
+        let frontier = status.positions[0];
+        let mut number = locked(&written.number);
+        if written.said.load(Ordering::Relaxed) == frontier || volume.attachment().is_none() {
+            return;
+        }
+        let state = MarkerState::Dirty;
+        let marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        match locked(place).write(&marker) {
+            Ok(()) => {
+                *number += 1;
+                written.said.store(frontier, Ordering::Relaxed);
+                back.log().set_marker(attachment, *number);
             }
-            let said = MarkerState::Dirty;
-            let marker =
-                self.marker(&written.attached, &written.state, *number + 1, said, frontier);
-            match locked(place).write(&marker) {
-                Ok(()) => {
-                    *number += 1;
-                    written.said.store(frontier, Ordering::Relaxed);
-                    back.log().set_marker(attachment, *number);
-                }
-                Err(error) => tracing::warn!("volume '{}': {error}", written.attached.name),
-            }
+            Err(error) => tracing::warn!("volume '{}': {error}", volume.name),
         }
     }
 }
