@@ -476,8 +476,10 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// A batch that [`WriteLog::look`] has pinned has been read.
-    pub fn unpin(&mut self, batch: u64) {
+    pub fn unpin(&mut self, now: Nanos, batch: u64, asks: &mut Asks<B>) {
         self.segments.unpin(batch);
+        // Its segment may be what others wait for.
+        self.form(now, asks);
     }
 
     /// Whether anything of a range is dirty.
