@@ -406,6 +406,7 @@ impl Core {
             now,
             Attach {
                 attachment: state.attachment,
+                volume: state.volume,
                 generation: state.generation,
                 destage,
                 bound: config.dirty_max.map(|bytes| bytes.0),

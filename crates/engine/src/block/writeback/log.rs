@@ -18,6 +18,7 @@
 
 mod batches;
 mod destage;
+mod parking;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -28,6 +29,7 @@ use larder_format::block::write_log::SegmentGeometry;
 
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
+pub use parking::Parks;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
@@ -86,6 +88,8 @@ impl Config {
 pub struct Attach {
     /// Its attachment number.
     pub attachment: u32,
+    /// Its UUID.
+    pub volume: Uuid,
     /// Its generation (G).
     pub generation: u64,
     /// In which order its store gets what was written, and when.
@@ -220,6 +224,7 @@ struct Flushing {
 /// One volume.
 #[derive(Debug)]
 struct Attached {
+    uuid: Uuid,
     generation: u64,
     log: VolumeLog,
     overlay: Overlay,
@@ -227,6 +232,8 @@ struct Attached {
     sums: VecDeque<Sums>,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
+    /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
+    parked: VecDeque<(u64, u64)>,
     /// When the first record of each batch that has one was logged, and its sequence.
     since: VecDeque<(u64, Nanos)>,
     throttle: Throttle,
@@ -258,6 +265,11 @@ pub struct WriteLog<B> {
     waiting: VecDeque<Append<B>>,
     /// Batches under way, by number: what is tried again if it fails, and how often it was.
     writing: BTreeMap<u64, (ToWrite<B>, u32)>,
+    /// What of a volume is being copied out of the way, the hash of the last batch of each parked segment of this run, and how many batches were
+    /// parked.
+    parking: Option<parking::Parking>,
+    parked_before: BTreeMap<u64, u64>,
+    parks_written: u64,
     flushes: Vec<Flushing>,
     /// What the flush of the device that is under way makes durable, and how often it has failed.
     flushing: Option<u64>,
@@ -294,6 +306,9 @@ impl<B: Clone> WriteLog<B> {
             volumes: BTreeMap::new(),
             waiting: VecDeque::new(),
             writing: BTreeMap::new(),
+            parking: None,
+            parked_before: BTreeMap::new(),
+            parks_written: 0,
             flushes: Vec::new(),
             flushing: None,
             flush_failures: 0,
@@ -320,10 +335,21 @@ impl<B: Clone> WriteLog<B> {
 
     /// A volume writes back from now on.
     pub fn attach(&mut self, now: Nanos, attach: Attach) {
-        let Attach { attachment, generation, destage, bound, frontier, epoch, marker } = attach;
+        let Attach {
+            attachment,
+            volume: uuid,
+            generation,
+            destage,
+            bound,
+            frontier,
+            epoch,
+            marker,
+        } = attach;
         #[allow(unused_mut, reason = "faults are planted in tests")]
         let mut volume = Attached {
+            uuid,
             generation,
+            parked: VecDeque::new(),
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
             sums: VecDeque::new(),
@@ -363,13 +389,14 @@ impl<B: Clone> WriteLog<B> {
                 at: record.offset,
                 len: record.length,
                 kind,
-                batch: dirty.batch,
+                batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
                 place: dirty.entry.place,
                 room: batches::room(record.payload_bytes()),
             };
             volume.log.recover(logged, record.dependency, &mut volume.overlay);
             volume.sums.push_back(Sums::Many(Box::default()));
             volume.since.push_back((record.sequence, now));
+            volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
             if !dirty.entry.readable {
                 let range = record.offset..record.offset + record.length;
                 volume.overlay.moves(range, record.sequence, None);
@@ -390,7 +417,13 @@ impl<B: Clone> WriteLog<B> {
         let Some(mut volume) = self.volumes.remove(&attachment) else { return };
         let segments = &mut self.segments;
         let last = volume.log.last();
-        volume.log.let_go(last, &mut volume.overlay, |_, logged| segments.let_go(logged.batch));
+        let parked = &mut volume.parked;
+        volume.log.let_go(last, &mut volume.overlay, |sequence, logged| {
+            match parked.pop_front_if(|(of, _)| *of == sequence) {
+                Some((_, generation)) => segments.let_go_parked(generation, Some(1)),
+                None => segments.let_go(logged.batch),
+            }
+        });
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
         self.divide();
@@ -501,6 +534,10 @@ impl<B: Clone> WriteLog<B> {
             }
             return;
         }
+        if Self::is_parked(number) {
+            self.copy_written();
+            return self.flush_device(now, asks);
+        }
         self.unflushed += u64::from(write.len);
         self.unflushed_since.get_or_insert(now);
         self.segments.ended(number);
@@ -543,11 +580,12 @@ impl<B: Clone> WriteLog<B> {
         let behind = self.unflushed >= FLUSH_BYTES
             || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
         let covers = self.segments.flush_begins();
-        let anything = covers > self.segments.durable();
+        let anything = covers > self.segments.durable() || self.copy_waits();
         if self.flushing.is_some() || !(self.flush_wanted || behind) || !anything {
             return;
         }
         self.flush_wanted = false;
+        self.copy_flushes();
         (self.unflushed, self.unflushed_since) = (0, None);
         self.flushing = Some(covers);
         asks.flush = Some(covers);
@@ -565,6 +603,7 @@ impl<B: Clone> WriteLog<B> {
         }
         self.flush_failures = 0;
         self.segments.flushed(covers);
+        self.copy_flushed();
         let durable = self.segments.durable();
         let ready: Vec<Flushing> =
             self.flushes.extract_if(.., |flush| flush.batch <= durable).collect();

@@ -11,7 +11,7 @@ use larder_format::block::write_log::{
     BLOCK, Flags, Kind as RecordKind, Parked as ParkedFor, Record, SegmentHeader, Shape,
 };
 
-use super::super::overlay::{Dirty, Holds};
+use super::super::overlay::Dirty;
 use super::super::planted::Planted;
 use super::super::volume_log::{Kind, Logged};
 use super::{Asks, Piece, Sums, ToWrite, WriteLog};
@@ -34,7 +34,7 @@ pub(super) struct Parking {
     state: State,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum State {
     /// The originals are read.
     Reading,
@@ -72,8 +72,7 @@ impl<B: Clone> WriteLog<B> {
         for sequence in first.. {
             let Some(logged) = volume.log.record(sequence) else { break };
             let full = bytes + logged.len > MOST || parks.len() as u32 + 1 >= MAX_RECORDS;
-            let answered = sequence <= volume.log.acknowledged();
-            if !batches.contains(&logged.batch) || !answered || (full && !parks.is_empty()) {
+            if !batches.contains(&logged.batch) || (full && !parks.is_empty()) {
                 break;
             }
             let dirty = Dirty { at: logged.at, len: logged.len, sequence, holds: logged.holds() };
@@ -242,7 +241,8 @@ impl<B: Clone> WriteLog<B> {
     /// A flush has ended well: if the copy was waiting for it, the originals are let go.
     pub(super) fn copy_flushed(&mut self) {
         let early = self.fault.is(Planted::CopyNotAwaited);
-        let durable = |p: &Parking| p.state == State::Flushing || (early && p.state > State::Reading);
+        let durable =
+            |p: &Parking| p.state == State::Flushing || (early && p.state > State::Reading);
         let Some(parking) = self.parking.take_if(|parking| durable(parking)) else { return };
         let Some(volume) = self.volumes.get_mut(&parking.attachment) else { return };
         for (sequence, place, lost) in parking.records {
@@ -255,23 +255,13 @@ impl<B: Clone> WriteLog<B> {
             volume.overlay.moves(at..at + len, sequence, to);
             volume.log.moved(sequence, place);
             volume.parked.push_back((sequence, parking.generation));
-            if lost && let Some(sums) =
-                volume.sums.get_mut((sequence - volume.log.frontier() - 1) as usize)
+            if lost
+                && let Some(sums) =
+                    volume.sums.get_mut((sequence - volume.log.frontier() - 1) as usize)
             {
                 *sums = Sums::Many(Box::default());
             }
             self.segments.let_go(batch);
         }
     }
-}
-
-impl PartialOrd for State {
-    fn partial_cmp(&self, other: &State) -> Option<std::cmp::Ordering> {
-        (*self as u8).partial_cmp(&(*other as u8))
-    }
-}
-
-/// A stretch that is gone cannot be copied as bytes.
-pub(super) fn is_lost(dirty: &Dirty) -> bool {
-    dirty.holds == Holds::Unreadable
 }
