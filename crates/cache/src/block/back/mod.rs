@@ -180,7 +180,9 @@ impl Core {
         })?;
         let Some((cache, record)) = found else { return Ok(()) };
         match back {
-            Some((config, at)) => self.write_back(&volume, record, cache, (config, Some(&at)), None),
+            Some((config, at)) => {
+                self.write_back(&volume, record, cache, (config, Some(&at)), None)
+            }
             None => check_through(self, &volume, record.as_ref(), cache, None),
         }
     }

@@ -16,9 +16,9 @@ use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::Device as _;
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
 
+use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
-use super::super::{Core, locked};
 use super::{Back, BackConfig, Cuts, Grain, MarkerAt, Order, Written};
 
 /// Batches of the log under way at a time.
@@ -183,7 +183,13 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let through = |v: &&Arc<Attached>| !core.config.back.contains_key(&v.name);
     let volumes = core.volumes();
     for volume in volumes.iter().filter(through) {
-        check_through(core, volume, record(&volume.name).and_then(|v| v.write_back.as_ref()), was, None)?;
+        check_through(
+            core,
+            volume,
+            record(&volume.name).and_then(|v| v.write_back.as_ref()),
+            was,
+            None,
+        )?;
     }
     let Some(area) = sb.write_log else {
         return match core.config.back.keys().next() {
@@ -311,7 +317,7 @@ impl Core {
             }
             Verdict::Attach { generation, lines } => {
                 if !lines {
-                    self.drop_lines_of(volume);
+                    self.distrust(volume, volume.volume().backing().look())?;
                 }
                 let uuid = found_marker.as_ref().map(|m| m.volume).or(record.map(|r| r.volume));
                 let uuid = match uuid {
