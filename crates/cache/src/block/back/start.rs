@@ -115,8 +115,11 @@ fn look(
     record: Option<&WrittenBack>,
     (uuid, run): (Uuid, u64),
     (writes_back, at): (bool, Option<&MarkerAt>),
+    found: Option<&Recovered>,
 ) -> Result<Option<Looked>, CacheError> {
     let name = &volume.name;
+    let logged = record.and_then(|record| found?.volumes.get(&record.attachment));
+    let logged = logged.map_or(0, |volume| volume.marker);
     let at = match at.or(core.config.markers.get(name)) {
         Some(MarkerAt::Nowhere) => return Ok(None),
         Some(MarkerAt::At(place)) => Some(place.clone()),
@@ -135,7 +138,7 @@ fn look(
         Found::Absent { was } => marker::Read::Absent { was: *was },
         Found::Damaged => marker::Read::Damaged,
     };
-    let known = record.map_or(0, |record| record.marker);
+    let known = record.map_or(0, |record| record.marker).max(logged);
     let cache = marker::Cache { uuid, run, holds: holds(record), known };
     let judged = marker::judge(read, &cache, Fault::default());
     let found = match found {
@@ -162,7 +165,7 @@ pub(in crate::block) fn check_through(
         let reason = "this cache holds writes of it that its store does not have: serve it with --write back, so that they come there";
         volume_error(name, reason.to_owned())
     };
-    let Some(looked) = look(core, volume, record, cache, (false, at))? else {
+    let Some(looked) = look(core, volume, record, cache, (false, at), None)? else {
         return if dirty { Err(kept()) } else { Ok(()) };
     };
     match looked.judged {
@@ -190,6 +193,11 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             was,
             None,
         )?;
+    }
+    if core.config.record.is_some() && !core.config.back.is_empty() {
+        let reason =
+            "a run with volumes that write back cannot be recorded: record one that writes through";
+        return Err(CacheError::System { what: "the record", reason: reason.to_owned() });
     }
     let Some(area) = sb.write_log else {
         return match core.config.back.keys().next() {
@@ -275,7 +283,7 @@ impl Core {
         if matches!(config.order, Order::Journaled(_)) {
             return Err(fail("a journal is not kept yet".to_owned()));
         }
-        let mut looked = look(self, volume, record.as_ref(), was, (true, at))?;
+        let mut looked = look(self, volume, record.as_ref(), was, (true, at), found)?;
         let judged = match &looked {
             Some(looked) => looked.judged,
             // Without a marker this cache alone knows.
@@ -324,6 +332,25 @@ impl Core {
                     Some(uuid) => uuid,
                     None => random_uuid()?,
                 };
+                let mut generation = generation;
+                if found_marker.is_none()
+                    && let Some(looked) = &mut looked
+                {
+                    // A kill behind the next step finds one that says that nothing is dirty.
+                    let first = WrittenBack {
+                        volume: uuid,
+                        attachment: 0,
+                        began: 0,
+                        holds: HoldsState::Nothing,
+                        generation,
+                        marker: 0,
+                        order: order_of(config.order),
+                    };
+                    number += 1;
+                    let clean = self.marker(volume, &first, number, MarkerState::Clean, 0);
+                    looked.place.write(&clean).map_err(|e| fail(e.to_string()))?;
+                    generation += 1;
+                }
                 let order = order_of(config.order);
                 let of = name.clone();
                 let state = self.on_log(move |log| {
