@@ -103,7 +103,7 @@ fn random_operations_are_what_a_plain_file_would_have_done() {
             let config = BackConfig { order, pace, dirty_max: Some(ByteSize::mib(16)) };
             let cache = builder(dir.path(), Some(config)).open().unwrap();
             let disk = cache.volume("disk").unwrap();
-            for _ in 0..400 {
+            for _ in 0..150 {
                 let at = rng.below(BYTES / 512) * 512;
                 let most = if rng.chance(0.05) { 1 << 20 } else { 24 << 10 };
                 let len = ((1 + rng.below(most / 512)) * 512).min(BYTES - at);
@@ -141,36 +141,4 @@ fn a_volume_without_a_marker_says_so_or_does_without() {
     cache.volume("disk").unwrap().write(0, [1; 4096]).wait().unwrap();
     drop(cache);
     assert!(!dir.path().join("disk.larder").exists());
-}
-
-#[test]
-#[ignore = "scratch"]
-fn timing() {
-    let dir = TempDir::new().unwrap();
-    for back in [None, Some(ordered(Pace::AtBound)), Some(ordered(Pace::Async))] {
-        let _ = std::fs::remove_file(dir.path().join("cache"));
-        let _ = std::fs::remove_file(dir.path().join("disk.larder"));
-        let t = std::time::Instant::now();
-        let cache = builder(dir.path(), back.clone()).open().unwrap();
-        println!("{back:?} open {:?}", t.elapsed());
-        let disk = cache.volume("disk").unwrap();
-        for (what, n) in [("write", 500u64), ("write+flush", 100)] {
-            let t = std::time::Instant::now();
-            for i in 0..n {
-                disk.write(i % 1000 * 4096, [i as u8; 4096]).wait().unwrap();
-                if what != "write" {
-                    disk.flush().wait().unwrap();
-                }
-            }
-            println!("{what}: {:?} each", t.elapsed() / n as u32);
-        }
-        if back.is_some() {
-            let t = std::time::Instant::now();
-            cache.core().destage("disk", &mut |_| true).unwrap();
-            println!("destage {:?} {:?}", t.elapsed(), cache.core().back_status("disk"));
-        }
-        let t = std::time::Instant::now();
-        drop((disk, cache));
-        println!("close {:?}", t.elapsed());
-    }
 }
