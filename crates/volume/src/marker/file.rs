@@ -56,7 +56,7 @@ struct Held {
 }
 
 fn which(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev as u64, stat.st_ino as u64)
+    (stat.st_dev, stat.st_ino)
 }
 
 impl FileMedium {
@@ -105,7 +105,7 @@ impl FileMedium {
             let same = which(&stat) == (found.dev(), found.ino())
                 || image.is_device()
                     && found.file_type().is_block_device()
-                    && stat.st_rdev as u64 == found.rdev();
+                    && stat.st_rdev == found.rdev();
             if same {
                 return Err("is the volume's own store: name another file".into());
             }
@@ -297,7 +297,7 @@ impl FileMedium {
         let most = REGION_BYTES;
         let bytes =
             read_from_start(&file, most).map_err(|e| self.failed("it cannot be read", e))?;
-        let copies = split(bytes);
+        let copies = split(&bytes);
         let ours = |copy: &[u8]| copy.starts_with(&MAGIC) || copy.iter().all(|&b| b == 0);
         if stat.st_size as usize > most || !copies.iter().all(|copy| ours(copy)) {
             let place = format!("'{}{NEW}'", self.path.display());
@@ -378,7 +378,7 @@ impl Medium for FileMedium {
             read_from_start(&file, REGION_BYTES)
         });
         let bytes = read.map_err(|e| self.failed("it cannot be read", e))?;
-        Ok(Some(split(bytes)))
+        Ok(Some(split(&bytes)))
     }
 
     fn create(&mut self, first: usize, bytes: &[u8]) -> Result<(), MarkerIoError> {

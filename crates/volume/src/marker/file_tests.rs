@@ -15,6 +15,8 @@ use crate::{Backing, OpenOptions, Uri};
 
 const NONE: Found = Found::Absent { was: false };
 
+type Put<'a> = &'a dyn Fn(&Path);
+
 /// A directory with an image.
 struct Bench {
     dir: TempDir,
@@ -286,7 +288,7 @@ fn a_marker_that_is_removed_while_it_is_held_is_missed_before_the_next_write() {
 #[test]
 fn what_is_there_and_is_no_marker_is_left_as_it_is() {
     let text = b"somebody's notes".to_vec();
-    let put: [(&str, &dyn Fn(&Path)); 6] = [
+    let put: [(&str, Put<'_>); 6] = [
         ("is a directory", &|at| fs::create_dir(at).unwrap()),
         ("is no marker", &|at| fs::write(at, &text).unwrap()),
         ("is empty", &|at| fs::write(at, "").unwrap()),
@@ -342,7 +344,7 @@ fn a_file_that_may_not_be_read_is_an_error() {
         return;
     }
     let bench = Bench::with(1);
-    fs::set_permissions(bench.path("disk.larder"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(bench.path("disk.larder"), fs::Permissions::from_mode(0o000)).unwrap();
     let error = bench.place("disk").read().unwrap_err();
     assert!(error.to_string().contains("disk.larder") && error.to_string().contains("user"));
 }

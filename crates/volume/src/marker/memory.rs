@@ -245,17 +245,17 @@ impl Region for MemoryMedium {
 impl Medium for MemoryMedium {
     fn load(&mut self) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError> {
         self.ask(|state| {
-            if state.fenced && !self.look {
-                if *state.holder.get_or_insert(self.number) != self.number {
-                    let by = " by another place".to_owned();
-                    return Err(MarkerIoError::Held { place: self.name(), by });
-                }
+            let is_held =
+                |state: &mut State| *state.holder.get_or_insert(self.number) != self.number;
+            if state.fenced && !self.look && is_held(state) {
+                let by = " by another place".to_owned();
+                return Err(MarkerIoError::Held { place: self.name(), by });
             }
             if !self.look {
                 state.durable = state.image();
                 state.unflushed.clear();
             }
-            let copies = split(state.image());
+            let copies = split(&state.image());
             Ok((!region::is_nothing(&copies)).then_some(copies))
         })
     }

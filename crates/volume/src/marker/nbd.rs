@@ -101,7 +101,7 @@ impl Medium for NbdMedium {
         }
         let read = Op::Read { offset: 0, buf: AlignedBuf::zeroed(REGION_BYTES) };
         let copies = match self.ask(read)? {
-            Op::Read { buf, .. } => split(buf.to_vec()),
+            Op::Read { buf, .. } => split(&buf),
             _ => return Err(self.unreachable("it answered something else")),
         };
         Ok((!region::is_nothing(&copies)).then_some(copies))

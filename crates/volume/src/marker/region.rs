@@ -24,9 +24,9 @@ pub(super) fn copy_at(copy: usize) -> u64 {
 }
 
 /// The copies of what was read from the start.
-pub(super) fn split(mut bytes: Vec<u8>) -> [Vec<u8>; 2] {
-    let b = bytes.split_off(bytes.len().min(COPY_BYTES));
-    [bytes, b]
+pub(super) fn split(bytes: &[u8]) -> [Vec<u8>; 2] {
+    let (a, b) = bytes.split_at(bytes.len().min(COPY_BYTES));
+    [a.to_vec(), b.to_vec()]
 }
 
 /// It is what is there before the first marker is complete.
