@@ -28,7 +28,7 @@ use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without};
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
-use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, WriteLogArea};
+use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME};
 use larder_format::block::{
     BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
 };
@@ -547,7 +547,7 @@ fn open_as(
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
     }
-    let sb = read_superblock(&device)?;
+    let sb = superblock_to_serve(&device)?;
     // One that was formatted by an earlier version has room for its map from now on.
     if !sb.layout.is_sparse()
         && let Err(error) = device.allocate(sb.layout.data)

@@ -185,7 +185,7 @@ impl Marker {
         put(96, &self.attachment.to_le_bytes());
         let code = |at: Option<usize>| at.expect("all are listed") as u8;
         put(100, &[code(STATES.iter().position(|&state| state == self.state))]);
-        put(101, &[code(ORDERS.iter().position(|&order| order == self.order))]);
+        put(101, &[self.order.code()]);
         put(102, &(self.host.len() as u16).to_le_bytes());
         put(104, &(mark.len() as u16).to_le_bytes());
         put(112, &self.identity);
@@ -236,7 +236,7 @@ impl Marker {
             frontier: u64_at(72),
             time: u64_at(80),
             mark: (!mark.is_empty()).then_some(mark),
-            order: *ORDERS.get(usize::from(order)).ok_or(field("order", order.into()))?,
+            order: Order::of(order).ok_or(field("order", order.into()))?,
             applied: u64_at(88),
         })
     }
