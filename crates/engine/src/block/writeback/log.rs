@@ -363,7 +363,7 @@ impl<B: Clone> WriteLog<B> {
                 room: batches::room(record.payload_bytes()),
             };
             volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::Many(Box::default()));
+            volume.sums.push_back(dirty.entry.sums.clone());
             volume.since.push_back((record.sequence, now));
             if !dirty.entry.readable {
                 let range = record.offset..record.offset + record.length;
