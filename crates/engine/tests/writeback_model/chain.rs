@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use larder_base::Rng;
+use larder_engine::block::writeback::log::Sums;
 use larder_engine::block::writeback::recovery::{Entry, Recovered, Scanned, recover};
 use larder_engine::block::writeback::segments::{Config, Oldest, Placed, Purpose, Segments};
 use larder_engine::block::writeback::{Fault, Planted};
@@ -184,7 +185,7 @@ impl Chain {
         };
         // What is written is the number of the write.
         let place = self.volumes[v].truth.get(sequence as usize - 1).map_or(self.next, |t| t.1);
-        Entry { record, place, readable: true }
+        Entry { record, place, sums: Sums::new(&[]), readable: true }
     }
 
     fn write(&mut self) {

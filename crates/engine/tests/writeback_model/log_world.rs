@@ -39,7 +39,16 @@ const CACHE: Uuid = Uuid([7; 16]);
 /// Not yet.
 const NEVER: u64 = u64::MAX;
 
-type Bytes = Rc<Vec<u8>>;
+/// Payload, which a failure does not print.
+#[derive(Clone)]
+struct Bytes(Rc<Vec<u8>>);
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
 type Checked = Result<(), String>;
 
 /// What a history is made of.
@@ -84,7 +93,7 @@ struct Reading {
 
 /// What is under way.
 enum Io {
-    Write { write: ToWrite<Bytes>, bytes: Bytes },
+    Write { write: ToWrite<Bytes>, bytes: Rc<Vec<u8>> },
     Flush { covers: u64, mark: usize },
     Step(usize),
     Read(Reading),
@@ -428,11 +437,11 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
 }
 
 /// A batch as the device gets it.
-fn flat(write: &ToWrite<Bytes>) -> Bytes {
+fn flat(write: &ToWrite<Bytes>) -> Rc<Vec<u8>> {
     let mut bytes = write.head.clone();
     bytes.resize(write.len as usize, 0);
     for (at, payload) in &write.payload {
-        bytes[*at as usize..*at as usize + payload.len()].copy_from_slice(payload);
+        bytes[*at as usize..*at as usize + payload.0.len()].copy_from_slice(&payload.0);
     }
     Rc::new(bytes)
 }

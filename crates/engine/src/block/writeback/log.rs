@@ -394,7 +394,7 @@ impl<B: Clone> WriteLog<B> {
                 room: batches::room(record.payload_bytes()),
             };
             volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::new(&dirty.entry.sums));
+            volume.sums.push_back(dirty.entry.sums.clone());
             volume.since.push_back((record.sequence, now));
             volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
             if !dirty.entry.readable {

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use larder_format::block::write_log::chain::{self, Reading};
 use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record};
 
+use super::log::Sums;
 use super::planted::{Fault, Planted};
 use super::segments::{Found, Parked};
 
@@ -22,6 +23,8 @@ pub struct Entry {
     pub record: Record,
     /// Where its payload lies in the log's area.
     pub place: u64,
+    /// Checksums of its payload, one for each 4 KiB.
+    pub sums: Sums,
     /// Its payload can be read, as far as is known: of a batch in the tail it was verified, or the batch is not there.
     pub readable: bool,
     /// The checksums of its payload.

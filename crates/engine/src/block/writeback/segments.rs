@@ -9,7 +9,7 @@
 //! Freed segments stay readable until they are overwritten, so a start must be told which of them count: segments retire oldest first
 //! [fifo], a FRONTIER names the oldest that is live [oldest], each segment begins with one [repeat], and a retired segment is used again
 //! only when a FRONTIER that no longer counts it as live is durable [saidfree]. Client writes leave segments for FRONTIERs and for parking
-//! [reserve]; a FRONTIER takes one of those only where that frees one.
+//! [reserve]; a FRONTIER takes one of those only where that frees one, or lets go of what holds the oldest.
 //!
 //! A FLUSH joins the next flush of the device that *begins*, and covers the batches whose writes had ended by then [flushlog]. Rules in
 //! brackets are those of `models/write_back.py`.
@@ -36,6 +36,8 @@ pub enum Purpose {
     Clients,
     /// A FRONTIER alone.
     Frontier,
+    /// The same, by which records of the oldest segment are let go: the log hangs without.
+    Release,
 }
 
 /// Where a batch goes, and what it says of the log.
@@ -200,6 +202,11 @@ impl Segments {
         self.live.front().map_or(next, of)
     }
 
+    /// The last batch of the oldest segment; of the open one there is no last.
+    pub fn last_of_oldest(&self) -> u64 {
+        self.live.get(1).map_or(u64::MAX, |next| next.found.first - 1)
+    }
+
     /// Whether a FRONTIER would free a segment.
     pub fn would_free(&self) -> bool {
         self.retired.back().is_some_and(|&(at, _)| at >= self.told)
@@ -221,6 +228,7 @@ impl Segments {
         let reserve = match purpose {
             _ if self.fault.is(Planted::NoReserve) => 0,
             Purpose::Clients => self.config.reserve,
+            Purpose::Release => 0,
             Purpose::Frontier if self.would_free() => 0,
             Purpose::Frontier => self.config.reserve,
         };

@@ -78,7 +78,7 @@ impl World {
             kind: write.kind,
             at: write.sectors.start * SECTOR,
             len: (write.sectors.end - write.sectors.start) * SECTOR,
-            bytes: (!bytes.is_empty()).then(|| Rc::new(bytes)),
+            bytes: (!bytes.is_empty()).then(|| Bytes(Rc::new(bytes))),
             sums: Sums::new(&sums),
             fua: write.fua,
             may_punch: false,

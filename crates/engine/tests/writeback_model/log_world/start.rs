@@ -150,6 +150,7 @@ impl World {
                     let numbers = self.piece(v, piece)?;
                     let mut asks = Asks::default();
                     self.log.unpin(self.now, piece.batch, &mut asks);
+                    self.carry(asks)?;
                     numbers.into_iter().map(Some).collect()
                 }
             };
@@ -202,11 +203,9 @@ impl World {
                     }
                     let place = segment as usize * bytes
                         + (at + header_bytes + entry.payload.start) as usize;
-                    entries.push(Entry {
-                        record: *entry.record,
-                        place: place as u64,
-                        readable: true,
-                    });
+                    let (record, place) = (*entry.record, place as u64);
+                    let sums = Sums::new(entry.sums);
+                    entries.push(Entry { record, place, sums, readable: true });
                 }
                 let link = batch.link();
                 at += batch.bytes(sector);

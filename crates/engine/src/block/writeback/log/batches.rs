@@ -8,7 +8,7 @@ use larder_format::block::write_log::{
 };
 
 use super::super::segments::{Placed, Purpose};
-use super::super::volume_log::{Kind, Logged};
+use super::super::volume_log::{Kind, Logged, VolumeLog};
 use super::{Append, Asks, Attached, Pending, WriteLog};
 
 /// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
@@ -68,16 +68,19 @@ impl<B: Clone> WriteLog<B> {
     fn form_clients(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
         let table = Record::frontier(self.frontier().bytes());
         let Some(mut with) = Shape::default().with(&table) else { return false };
+        let sector = self.config.geometry.sector();
+        let most = self.config.segments().room;
         let mut records = Vec::new();
         for append in &self.waiting {
             let generation = self.volumes.get(&append.attachment).map_or(0, |v| v.generation);
             let record = append.record(generation);
-            let Some(shape) = with.with(&record) else { break };
+            // No more than a batch may have, and a segment.
+            let shape = with.with(&record).filter(|shape| shape.bytes(sector) <= most);
+            let Some(shape) = shape else { break };
             with = shape;
             records.push(record);
         }
         let Some(alone) = Shape::of(&records).filter(|_| !records.is_empty()) else { return false };
-        let sector = self.config.geometry.sector();
         let tells = self.tells();
         let bytes = if tells { with } else { alone };
         let count = records.len() as u32;
@@ -130,9 +133,8 @@ impl<B: Clone> WriteLog<B> {
         let table = Record::frontier(self.frontier().bytes());
         let Some(shape) = Shape::default().with(&table) else { return false };
         let bytes = shape.bytes(self.config.geometry.sector());
-        let Some(placed) = self.segments.place(Purpose::Frontier, bytes, bytes, 0) else {
-            return false;
-        };
+        let purpose = if self.releases() { Purpose::Release } else { Purpose::Frontier };
+        let Some(placed) = self.segments.place(purpose, bytes, bytes, 0) else { return false };
         let table = self.say(placed.number);
         self.write(now, &placed, Some(table), Vec::new(), (Vec::new(), Vec::new()), asks);
         true
@@ -141,6 +143,13 @@ impl<B: Clone> WriteLog<B> {
     /// Writes wait though a batch could be under way: there is no room.
     fn starved(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// A FRONTIER would let go of a record in the oldest segment.
+    fn releases(&self) -> bool {
+        let last = self.segments.last_of_oldest();
+        let holds = |log: &VolumeLog| log.record(log.frontier() + 1).is_some_and(|r| r.batch <= last);
+        self.volumes.values().any(|v| v.untold && v.stored > v.log.frontier() && holds(&v.log))
     }
 
     /// Some volume's window waits until the log knows that its store has it.
