@@ -7,6 +7,7 @@
 //!
 //! Requests come when the trace says, or as soon as another one has been answered ([`Load`]); at most `depth` are under way.
 
+mod back;
 mod error;
 mod given;
 mod log;
@@ -24,14 +25,15 @@ use std::collections::{BTreeMap, VecDeque};
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
-use larder_engine::block::node::StoredShard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::logged::LogIo;
 use larder_engine::block::node::looks::Looks;
 use larder_engine::block::node::maintenance::{Census, Lines, Maintenance, Pace};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
+use larder_engine::block::node::{StoredShard, defaults};
 use larder_engine::block::node::share::Count;
 use larder_engine::block::{BlockConfig, BlockStats, GroupId, LineId, PartKind};
 use larder_format::Uuid;
@@ -81,6 +83,15 @@ pub(crate) enum Stop {
     Table,
 }
 
+impl From<NoPlace> for Stop {
+    fn from(why: NoPlace) -> Stop {
+        match why {
+            NoPlace::Full(bytes) => Stop::Space(bytes),
+            NoPlace::Beyond { volume, offset, bytes } => Stop::Beyond { volume, offset, bytes },
+        }
+    }
+}
+
 /// Counts of engine, admission and store since counting began.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
@@ -89,6 +100,9 @@ pub(crate) struct Sums {
     pub store: StoreCounts,
     pub line_bytes_written: u64,
     pub map_bytes_written: u64,
+    /// Bytes of the write log, and those of them whose writes came to the store.
+    pub log_bytes_written: u64,
+    pub destaged: u64,
     /// Pages of the table of a sparse cache that were read.
     pub table_reads: u64,
 }
@@ -133,6 +147,11 @@ pub(crate) struct BlockSim {
     /// When who has time comes next, and whether that is waited for since lines are to be swept.
     census_next: Nanos,
     census_due: bool,
+    /// When something is due in the write log.
+    writes_due: Option<Nanos>,
+    /// A client flushes after so many writes of a volume; how many there were since.
+    flush_every: u64,
+    unflushed: BTreeMap<u32, u64>,
 }
 
 impl BlockSim {
@@ -151,7 +170,10 @@ impl BlockSim {
         let line = u32::try_from(spec.line.0).unwrap_or(u32::MAX);
         let placement = spec.placement().map_err(wrong)?;
         let sparse = matches!(placement, Placement::Sparse(_));
-        let size = if sparse { sparse::line_bytes(spec.flash.0) } else { spec.flash.0 };
+        let back = back::Stated::of(spec).map_err(wrong)?;
+        // The write log has the end of the device.
+        let flash = spec.flash.0 - back.map_or(0, |back| back.bytes());
+        let size = if sparse { sparse::line_bytes(flash) } else { flash };
         let layout = Layout::of(size, line, placement, spec.shards)
             .map_err(|e| wrong(("flash", spec.flash.to_string(), e.to_string())))?;
         let key = placement_key(seed);
@@ -175,13 +197,18 @@ impl BlockSim {
         let log = setup::fresh_log(superblock.clone());
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
-        let drive = drive(if sparse { spec.flash.0 } else { layout.device })?;
+        let log_at = if sparse { flash } else { layout.device }.next_multiple_of(4096);
+        let drive = drive(match &back {
+            Some(back) => log_at + back.bytes(),
+            None if sparse => flash,
+            None => layout.device,
+        })?;
         let limits = setup::limits(&spec.write_budget, &layout, None, false)?;
         let stated = spec.stated_shares().map_err(wrong)?;
         let selection = spec.selection().map_err(wrong)?;
         let shares = Shares::new(stated.into_iter(), selection, &layout)
             .map_err(|(volume, why)| wrong(("shares", format!("of volume {volume}"), why)))?;
-        let node = SimNode::new(
+        let mut node = SimNode::new(
             superblock.clone(),
             shards.into_iter(),
             spec.admission().map_err(wrong)?,
@@ -189,8 +216,12 @@ impl BlockSim {
             (limits, shares),
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
-        let files = sparse.then(|| sparse::Files::new(layout, placing, generation, spec.flash.0));
-        let world = World::new(layout, drive, StoreModel::new(store, timing, seed), files);
+        let back = back.map(|back| back.log(log_at, defaults::DESTAGE_DEPTH));
+        node.back = back.transpose().map_err(wrong)?;
+        let files = sparse.then(|| sparse::Files::new(layout, placing, generation, flash));
+        let flush = Nanos((timing.flash_flush_us * 1000.0) as u64);
+        let store = StoreModel::new(store, timing, seed);
+        let world = World::new(layout, drive, store, files, flush);
         let mut sim = BlockSim {
             node,
             queue: RecordedQueue::new(Queue::new(
@@ -207,7 +238,7 @@ impl BlockSim {
             log_idles: false,
             late: None,
             flushed: VecDeque::new(),
-            flush: Nanos((timing.flash_flush_us * 1000.0) as u64),
+            flush,
             map_bytes_written: 0,
             map_memory,
             world,
@@ -216,6 +247,9 @@ impl BlockSim {
             census: Census::default(),
             census_next: Nanos::ZERO,
             census_due: false,
+            writes_due: None,
+            flush_every: spec.flush_every,
+            unflushed: BTreeMap::new(),
         };
         sim.wake_log(Nanos::ZERO);
         Ok(sim)
@@ -272,6 +306,8 @@ impl BlockSim {
             store: self.world.store.counts(),
             line_bytes_written: self.world.line_bytes_written,
             map_bytes_written: self.map_bytes_written,
+            log_bytes_written: self.world.log_bytes_written,
+            destaged: self.node.back.as_ref().map_or(0, |b| b.destaged(self.world.now)),
             table_reads: self.world.files.as_ref().map_or(0, |f| f.reads),
         }
     }
@@ -281,6 +317,7 @@ impl BlockSim {
         Sums {
             line_bytes_written: self.world.line_bytes_written,
             map_bytes_written: self.map_bytes_written,
+            log_bytes_written: self.world.log_bytes_written,
             ..Sums::default()
         }
     }
@@ -289,6 +326,9 @@ impl BlockSim {
     pub(crate) fn reset(&mut self) {
         self.world.drive.reset();
         self.world.store.reset();
+        if let Some(back) = &self.node.back {
+            back.reset(self.world.now);
+        }
     }
 
     /// The drive under the cache.
@@ -387,6 +427,18 @@ impl BlockSim {
             Event::Merged { shard, io } => {
                 queue.merged(node, now, ShardIo { shard, io }, Ok((CRCS[0], CRCS[0])));
             }
+            Event::LogWritten { batch } => queue.log_written(node, now, world, batch, true),
+            Event::LogFlushed { covers } => queue.log_flushed(node, now, world, covers, true),
+            Event::LogRead { io, len } => {
+                let read = Some((sums(len.div_ceil(4096)), Blank(len.into())));
+                queue.log_read(node, now, world, LogIo(io), read);
+            }
+            Event::WritesDue => {
+                // Superseded by an earlier one?
+                if self.writes_due == Some(at) {
+                    self.writes_due = None;
+                }
+            }
             Event::StoreRead { job, len } => {
                 queue.store_read(node, now, world, JobId(job), Ok(Blank(len.into())));
             }
@@ -409,7 +461,9 @@ impl BlockSim {
         if !self.node.knows(volume) && self.node.volumes() >= MAX_VOLUMES {
             return Err(Stop::Volumes);
         }
-        self.node.add_volume(volume).map_err(|e| Stop::Admission(e.to_string()))?;
+        if self.node.add_volume(volume).map_err(|e| Stop::Admission(e.to_string()))? {
+            self.write_back(volume)?;
+        }
         let class = match request.class {
             Class::Unstated => BlockKind::Unknown,
             Class::Data => BlockKind::Data,
@@ -427,12 +481,7 @@ impl BlockSim {
         let mut runs = Vec::with_capacity(1);
         while offset < end {
             let (at, left) =
-                self.node.space.borrow_mut().map(volume, offset).map_err(|why| match why {
-                    NoPlace::Full(bytes) => Stop::Space(bytes),
-                    NoPlace::Beyond { volume, offset, bytes } => {
-                        Stop::Beyond { volume, offset, bytes }
-                    }
-                })?;
+                self.node.space.borrow_mut().map(volume, offset).map_err(Stop::from)?;
             let len = left.min(end - offset);
             self.node.note(LineId(at / line), LineId((at + len - 1) / line), class);
             let whole = self.node.whole(at + left, offset + left, offset + len);
@@ -451,6 +500,7 @@ impl BlockSim {
             shared: 0,
             reached_store: false,
             failed: false,
+            flush: false,
         };
         let ticket = self.world.begin(answer, runs.len() as u32);
         for (at, len, volume) in runs {
@@ -463,6 +513,38 @@ impl BlockSim {
             self.queue.submit(&self.node, now, &mut self.world, submit);
         }
         self.serve();
+        if kind != PartKind::Read {
+            self.flush_after(answer, volume);
+        }
+        Ok(())
+    }
+
+    /// A client has written, and perhaps it flushes now.
+    fn flush_after(&mut self, write: Answered, volume: u32) {
+        let unflushed = self.unflushed.entry(volume).or_default();
+        *unflushed += 1;
+        if self.flush_every == 0 || *unflushed < self.flush_every {
+            return;
+        }
+        *unflushed = 0;
+        while self.world.asked.len() >= self.depth && self.turn() {}
+        let now = self.world.now;
+        let answer =
+            Answered { came: now.max(write.came), done: now, bytes: 0, flush: true, ..write };
+        let ticket = self.world.begin(answer, 1);
+        let run = Run { volume, base: 0, whole: 0, number: 0 };
+        let submit = Submit { volume: run, ticket, op: Op::Flush, holds: BlockKind::Unknown };
+        self.queue.submit(&self.node, now, &mut self.world, submit);
+        self.serve();
+    }
+
+    /// A volume has come: it writes back, if volumes do.
+    fn write_back(&mut self, volume: u32) -> Result<(), Stop> {
+        let Some(back) = &self.node.back else { return Ok(()) };
+        let (base, left) = self.node.space.borrow_mut().map(volume, 0)?;
+        let whole = self.node.whole(base + left, left, 0);
+        self.world.written_back.push(Run { volume, base, whole, number: 0 });
+        back.attach(self.world.now, volume);
         Ok(())
     }
 
@@ -476,6 +558,7 @@ impl BlockSim {
                 break;
             }
         }
+        self.wake_writes(now);
         if self.node.any(|s| s.wants_sweep()) && !std::mem::replace(&mut self.census_due, true) {
             self.world.at(Nanos(self.census_next.0.max(now.0)), Event::Census);
         }

@@ -18,6 +18,7 @@ use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, Pins};
+use larder_engine::block::writeback::log::{Sums, WriteLog};
 use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId};
 use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{
@@ -25,6 +26,7 @@ use larder_policy::block::{
     Verdict as PolicyVerdict, VerdictCounts, VolumeId,
 };
 
+use super::back::Back;
 use super::shares::{Sharer, Shares};
 use super::space::Space;
 
@@ -52,6 +54,11 @@ impl Host for Sim {
     }
 
     fn failure(_why: Why) {}
+
+    /// Nothing is looked at: zeros, as many as there are.
+    fn sums(bytes: &Blank) -> Sums {
+        Sums::new(super::sums(bytes.0.div_ceil(4096) as u32))
+    }
 }
 
 /// Bytes of a volume that are neighbours in the line space: of a volume whose size nobody knows it is given stretch by stretch.
@@ -117,6 +124,8 @@ pub(super) struct SimNode {
     /// Lines last seen as metadata; kept where that makes a difference.
     metadata: RefCell<BTreeSet<LineId>>,
     knows_metadata: bool,
+    /// The write log, if it writes back.
+    pub back: Option<Back>,
 }
 
 impl SimNode {
@@ -147,6 +156,7 @@ impl SimNode {
             admissions: RefCell::default(),
             metadata: RefCell::default(),
             knows_metadata: false,
+            back: None,
         };
         // What cannot be set up is found before anything runs.
         node.knows_metadata = node.new_admission()?.prefers_metadata();
@@ -166,13 +176,15 @@ impl SimNode {
         self.admissions.borrow().contains_key(&volume)
     }
 
-    pub(super) fn add_volume(&self, volume: u32) -> Result<(), BlockAdmissionError> {
+    /// A volume comes, if it is not known. Returns whether it does.
+    pub(super) fn add_volume(&self, volume: u32) -> Result<bool, BlockAdmissionError> {
         if !self.knows(volume) {
             let admission = self.new_admission()?;
             self.admissions.borrow_mut().insert(volume, admission);
             self.shares.comes(volume, self.volume_bytes);
+            return Ok(true);
         }
-        Ok(())
+        Ok(false)
     }
 
     pub(super) fn verdicts(&self) -> VerdictCounts {
@@ -417,6 +429,14 @@ impl Node<Sim> for SimNode {
 
     fn give_up(&self, now: Nanos, why: String) {
         let _ = self.inbox.borrow_mut().give_up(now, why);
+    }
+
+    fn attachment(&self, volume: &Run) -> Option<u32> {
+        self.back.as_ref()?.attachment(volume.volume)
+    }
+
+    fn log<R>(&self, f: impl FnOnce(&mut WriteLog<Blank>) -> R) -> Option<R> {
+        Some(f(&mut self.back.as_ref()?.log.borrow_mut()))
     }
 
     fn id(&self, volume: &Run) -> VolumeId {

@@ -7,6 +7,7 @@ use larder_engine::block::WriteMode;
 use larder_engine::block::map::{Making, Replacement};
 use larder_engine::block::node::defaults::{self, SizeError};
 use larder_engine::block::node::share::Share;
+use larder_engine::block::writeback::words::{BACK, FORM};
 use larder_format::block::Placement;
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, Rule, Selection, SelectionError, VictimPolicy,
@@ -14,6 +15,8 @@ use larder_policy::block::{
 };
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
+
+use super::back;
 
 /// The engine of `larder block` over a cache device of `flash` bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,9 +47,20 @@ pub struct Block {
     /// Default `gc`.
     #[serde(default = "evict")]
     pub evict: String,
-    /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`. Default `hdd-ssd`.
+    /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`; or `back:ORDER[,grain=…][,destage=…]`, as `larder block serve --write` takes
+    /// it: it is answered when it is in the cache's write log, and comes to the store later. Default `hdd-ssd`.
     #[serde(default = "write")]
     pub write: String,
+    /// Of `flash`, what the write log has of a cache that writes back. Default a tenth, at most 8 GiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_log: Option<ByteSize>,
+    /// Bytes of the write log that each volume may hold. Default an equal share of four fifths of it, at most 4 GiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_max: Option<ByteSize>,
+    /// A client flushes its volume after so many writes of it, and that counts as one of the requests under way. Default 0: never, since traces
+    /// do not say when their clients did.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub flush_every: u64,
     /// Admission, as `larder block serve --admission` takes it. Default `seqr(free=on)`.
     #[serde(default = "admission")]
     pub admission: String,
@@ -80,6 +94,10 @@ pub struct Block {
     pub depth: u32,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
 fn line() -> ByteSize {
     ByteSize(defaults::LINE.into())
 }
@@ -233,8 +251,11 @@ impl Block {
 
     /// The engine's write mode.
     pub(crate) fn write_mode(&self) -> Result<WriteMode, Wrong> {
+        if self.write.starts_with(BACK) {
+            return Ok(defaults::WRITE);
+        }
         self.write.parse().map_err(|_| {
-            let must = format!("choose {}", WriteMode::ALL.map(WriteMode::as_str).join(", "));
+            let must = format!("choose {}, or {FORM}", WriteMode::ALL.map(WriteMode::as_str).join(", "));
             ("write", format!("'{}'", self.write), must)
         })
     }
@@ -251,6 +272,7 @@ impl Block {
         self.placement()?;
         self.making()?;
         self.write_mode()?;
+        back::Stated::of(self)?;
         self.admission()?;
         self.selection()?;
         let wrong = |key, size: ByteSize, e: SizeError| (key, size.to_string(), e.to_string());

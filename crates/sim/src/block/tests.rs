@@ -1,3 +1,4 @@
+mod back;
 mod stack;
 
 use larder_base::{ByteSize, Rng};

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 use larder_base::Nanos;
 use larder_engine::block::node::event::{Answer, Effects, Ended, JobId, ShardIo, StoreOp};
 use larder_engine::block::node::failing::FlashError;
+use larder_engine::block::node::logged::LogIo;
+use larder_engine::block::writeback::log::ToWrite;
 use larder_engine::block::{IoId, LineId, Merge, PartKind, SlotId};
 use larder_format::block::Layout;
 use larder_policy::block::BlockKind;
@@ -44,6 +46,21 @@ pub(super) enum Event {
         shard: u32,
         io: IoId,
     },
+    /// A batch of the write log is written.
+    LogWritten {
+        batch: u64,
+    },
+    /// The drive under it is flushed.
+    LogFlushed {
+        covers: u64,
+    },
+    /// Bytes of it are read.
+    LogRead {
+        io: u32,
+        len: u32,
+    },
+    /// Something is due in it.
+    WritesDue,
     StoreRead {
         job: u32,
         len: u32,
@@ -92,7 +109,11 @@ impl Event {
             | Event::FlashWritten { .. }
             | Event::FlashFull { .. }
             | Event::Loaded { .. }
-            | Event::Merged { .. } => Whose::Device,
+            | Event::Merged { .. }
+            | Event::LogWritten { .. }
+            | Event::LogFlushed { .. }
+            | Event::LogRead { .. }
+            | Event::WritesDue => Whose::Device,
             Event::StoreRead { .. } | Event::StoreChanged { .. } => Whose::Store,
             Event::Log | Event::Logged => Whose::Log,
             Event::Census => Whose::Round,
@@ -134,6 +155,8 @@ pub(crate) struct Answered {
     pub reached_store: bool,
     /// Refused: too many waited.
     pub failed: bool,
+    /// It is no request of the trace, but a client's flush.
+    pub flush: bool,
 }
 
 /// Devices and requests.
@@ -156,6 +179,12 @@ pub(super) struct World {
     pub answered: Vec<Answered>,
     /// Bytes of lines written to the cache device.
     pub line_bytes_written: u64,
+    /// Bytes of the write log.
+    pub log_bytes_written: u64,
+    /// What a flush of the drive takes.
+    flush: Nanos,
+    /// Volumes that write back, by attachment number from 1.
+    pub written_back: Vec<Run>,
 }
 
 impl World {
@@ -164,6 +193,7 @@ impl World {
         drive: Drive,
         store: StoreModel,
         files: Option<Files>,
+        flush: Nanos,
     ) -> World {
         World {
             now: Nanos::ZERO,
@@ -178,6 +208,9 @@ impl World {
             next: 0,
             answered: Vec::new(),
             line_bytes_written: 0,
+            log_bytes_written: 0,
+            flush,
+            written_back: Vec::new(),
         }
     }
 
@@ -331,13 +364,35 @@ impl Effects<Sim> for World {
             StoreOp::Zero { at, len, .. } | StoreOp::Trim { at, len, .. } => {
                 self.store.write(self.now, (volume.volume, at), len, false)
             }
-            // No trace has these.
-            StoreOp::Flush | StoreOp::Status { .. } => self.now,
+            StoreOp::Flush => self.store.flush(self.now),
+            // No trace has it.
+            StoreOp::Status { .. } => self.now,
         };
         self.at(done, Event::StoreChanged { job });
     }
 
     fn deliver(&mut self, _ticket: &mut u64, _at: u64, _bytes: Blank) {}
+
+    fn log_write(&mut self, write: ToWrite<Blank>) {
+        let done = self.drive.write(self.now, write.at, write.len);
+        self.log_bytes_written += u64::from(write.len);
+        self.at(done, Event::LogWritten { batch: write.number });
+    }
+
+    fn log_flush(&mut self, covers: u64) {
+        self.at(self.now + self.flush, Event::LogFlushed { covers });
+    }
+
+    fn log_read(&mut self, LogIo(io): LogIo, at: u64, len: u32) {
+        let done = self.drive.read(self.now, at, len);
+        self.at(done, Event::LogRead { io, len });
+    }
+
+    fn deliver_zeros(&mut self, _ticket: &mut u64, _at: u64, _len: u64) {}
+
+    fn volume(&mut self, attachment: u32) -> Option<Run> {
+        self.written_back.get(attachment.checked_sub(1)? as usize).copied()
+    }
 
     fn answer(&mut self, Answer { ticket, ended, .. }: Answer<Sim>) {
         let Some(asked) = self.asked.get_mut(&ticket) else { return };

@@ -122,6 +122,9 @@ pub struct Store {
     pub kind: StoreKind,
     /// A write of the filer, microseconds. Default 92 (Holland).
     pub write_us: f64,
+    /// A flush of the store, microseconds. Default: of a filer a write's time, of disks `disk_ms`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flush_us: Option<f64>,
     /// Disks, striped. Default 1.
     pub disks: u32,
     /// Bytes on one disk before the next one's turn. Default 64 KiB.
@@ -152,6 +155,7 @@ impl Default for Store {
         Store {
             kind: StoreKind::Filer,
             write_us: 92.0,
+            flush_us: None,
             disks: 1,
             stripe: ByteSize::kib(64),
             disk_ms: 12.6,

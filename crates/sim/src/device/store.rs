@@ -15,6 +15,7 @@ pub(crate) struct StoreCounts {
     pub writes: u64,
     pub read_bytes: u64,
     pub write_bytes: u64,
+    pub flushes: u64,
 }
 
 /// One disk: how far its arm has work, and where the last access ended.
@@ -96,6 +97,21 @@ impl StoreModel {
         let packet = micros(t.network_packet_us);
         let bits = micros(bytes as f64 * 8.0 * t.network_bit_ns / 1000.0);
         self.serve(now + packet + bits, micros(self.spec.write_us)) + packet
+    }
+
+    /// A flush: when it is answered.
+    pub(crate) fn flush(&mut self, now: Nanos) -> Nanos {
+        self.counts.flushes += 1;
+        let t = &self.timing;
+        match self.spec.kind {
+            // All disks at once.
+            StoreKind::Disk => now + micros(self.spec.flush_us.unwrap_or(self.spec.disk_ms * 1000.0)),
+            StoreKind::Filer => {
+                let packet = micros(t.network_packet_us);
+                let span = micros(self.spec.flush_us.unwrap_or(self.spec.write_us));
+                self.serve(now + packet, span) + packet
+            }
+        }
     }
 
     fn serve(&mut self, at: Nanos, span: Nanos) -> Nanos {

@@ -118,6 +118,9 @@ fn validate_store(store: &Store) -> Result<(), ExperimentError> {
     for (key, v) in [("store.write_us", store.write_us), ("store.disk_ms", store.disk_ms)] {
         check_range(key, v, 0.0, 1e9, "a time between 0 and 10^9")?;
     }
+    if let Some(us) = store.flush_us {
+        check_range("store.flush_us", us, 0.0, 1e9, "a time between 0 and 10^9")?;
+    }
     check_range("store.disks", f64::from(store.disks), 1.0, 4096.0, "between 1 and 4096")?;
     let stripe = store.stripe.0 as f64;
     check_range("store.stripe", stripe, 512.0, 1e12, "at least 512 bytes")

@@ -33,6 +33,16 @@ pub const FILL_MEMORY: ByteSize = ByteSize::mib(64);
 pub const FILL_MEMORY_BOUNDS: (ByteSize, ByteSize) = (ByteSize::mib(1), ByteSize::gib(1024));
 /// How far is read ahead of clients that read in sequence.
 pub const READAHEAD: ByteSize = readahead::DEFAULT;
+/// Batches of the write log under way at a time.
+pub const LOG_DEPTH: u32 = 2;
+/// Bytes of what goes to a store in one window, at most.
+pub const WINDOW: ByteSize = ByteSize::mib(64);
+/// Requests to the store of a volume that are under way at a time for its destage.
+pub const DESTAGE_DEPTH: u32 = 64;
+/// The write log has one part in so many of a cache device that is to have one,
+pub const LOG_PART: u64 = 10;
+/// and at most this.
+pub const LOG_MOST: ByteSize = ByteSize::gib(8);
 /// Threads that serve requests.
 pub const WORKERS: usize = 2;
 

@@ -633,7 +633,9 @@ impl<B: Clone> WriteLog<B> {
 
     /// When [`WriteLog::due`] is to be called, if nothing happens before.
     pub fn wakes(&self, now: Nanos) -> Option<Nanos> {
-        let flush = self.unflushed_since.filter(|_| self.flushing.is_none());
+        // A batch that waits for one before it is not flushed sooner for being looked at.
+        let can = self.flushing.is_none() && self.segments.flush_begins() > self.segments.durable();
+        let flush = self.unflushed_since.filter(|_| can);
         let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
         let written = self.segments.written();
         let of = |volume: &Attached| {
@@ -641,7 +643,9 @@ impl<B: Clone> WriteLog<B> {
                 .log
                 .answerable(written)
                 .and_then(|logged| volume.due(now, volume.log.held(), u64::from(logged.room)));
-            answer.into_iter().chain(volume.destager.wakes()).min()
+            // A period that is over without anything to destage ends when there is.
+            let destage = volume.destager.wakes().filter(|at| !volume.destager.is_idle() || *at > now);
+            answer.into_iter().chain(destage).min()
         };
         flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
     }

@@ -13,6 +13,7 @@
 //! | [`segments`] | where the next batch goes, what is written and durable, when a segment is used again |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound |
+//! | [`words`] | how an order and a pace are said |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
 //! machines is `tests/writeback_model`. No host has them yet.
@@ -27,5 +28,6 @@ pub mod scan;
 pub mod segments;
 pub mod throttle;
 pub mod volume_log;
+pub mod words;
 
 pub use planted::{Fault, Planted};

@@ -1,0 +1,268 @@
+//! Volumes that write back: the engine's write log over a drive that keeps nothing, and how old what is dirty becomes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use larder_base::{ByteSize, Nanos};
+use larder_engine::block::node::defaults;
+use larder_engine::block::writeback::destager;
+use larder_engine::block::writeback::log::{Attach, Config, Status, WriteLog};
+use larder_engine::block::writeback::words::{BACK, Mode};
+use larder_format::Uuid;
+use larder_format::block::write_log::SegmentGeometry;
+use larder_format::block::write_log::segment::SEGMENT_BYTES;
+
+use super::BlockSim;
+use super::node::Blank;
+use super::spec::{Block, Wrong};
+use super::world::Event;
+
+/// A segment of a small log is smaller than that of a daemon's, and not so small that a batch does not fit.
+const LEAST_SEGMENT: u64 = 2 << 20;
+/// Fewest segments of a log.
+const SEGMENTS: u64 = 8;
+/// What the drive writes as a whole or not at all.
+const SECTOR: u32 = 512;
+
+/// A write log, as it is stated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stated {
+    mode: Mode,
+    segment: u32,
+    segments: u32,
+    dirty_max: Option<u64>,
+}
+
+impl Stated {
+    /// What a block cache says of it; `None` if it writes through.
+    pub(super) fn of(spec: &Block) -> Result<Option<Stated>, Wrong> {
+        let through = "goes with write = \"back:…\" alone: leave it out".to_owned();
+        if !spec.write.starts_with(BACK) {
+            return match (spec.write_log, spec.dirty_max) {
+                (Some(bytes), _) => Err(("write_log", bytes.to_string(), through)),
+                (_, Some(bytes)) => Err(("dirty_max", bytes.to_string(), through)),
+                _ => Ok(None),
+            };
+        }
+        let wrong = |must: String| ("write", format!("'{}'", spec.write), must);
+        if spec.write.starts_with("back:journaled") {
+            return Err(wrong("a journal is not simulated: choose back:any or back:ordered".into()));
+        }
+        let mode = spec.write.parse().map_err(|e| wrong(format!("{e}")))?;
+        if spec.volume.0 == 0 {
+            let must =
+                "write-back is of whole volumes: say how many bytes one has, the largest of the trace";
+            return Err(("volume", "not stated".to_owned(), must.to_owned()));
+        }
+        let usual = ByteSize((spec.flash.0 / defaults::LOG_PART).min(defaults::LOG_MOST.0));
+        let bytes = spec.write_log.unwrap_or(usual);
+        let segment = (bytes.0 / SEGMENTS).clamp(LEAST_SEGMENT, SEGMENT_BYTES.into()) & !4095;
+        let segments = bytes.0 / segment;
+        if segments < SEGMENTS || segments > u64::from(u32::MAX) || bytes >= spec.flash {
+            let must = format!(
+                "a write log has at least {}, and less than the flash",
+                ByteSize(SEGMENTS * LEAST_SEGMENT)
+            );
+            return Err(("write_log", bytes.to_string(), must));
+        }
+        let dirty_max = spec.dirty_max.map(|bytes| bytes.0);
+        if dirty_max.is_some_and(|most| most < 1 << 20) {
+            let must = "at least 1 MiB".to_owned();
+            return Err(("dirty_max", ByteSize(dirty_max.unwrap_or(0)).to_string(), must));
+        }
+        let (segment, segments) = (segment as u32, segments as u32);
+        Ok(Some(Stated { mode, segment, segments, dirty_max }))
+    }
+
+    /// Bytes of the device that the log takes.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.segment) * u64::from(self.segments)
+    }
+
+    /// The log behind byte `at` of the device.
+    pub(super) fn log(&self, at: u64, depth: u32) -> Result<Back, Wrong> {
+        let geometry = SegmentGeometry::new(self.segment, SECTOR)
+            .map_err(|e| ("write_log", ByteSize(self.bytes()).to_string(), e.to_string()))?;
+        let config = Config {
+            cache: Uuid([0; 16]),
+            run: 1,
+            at,
+            geometry,
+            segments: self.segments,
+            depth: defaults::LOG_DEPTH,
+            wall: 0,
+        };
+        Ok(Back {
+            stated: *self,
+            depth,
+            log: RefCell::new(WriteLog::new(config)),
+            volumes: RefCell::default(),
+            looked: Cell::default(),
+        })
+    }
+}
+
+/// How old what is dirty is, and how often the bound is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Ages {
+    /// Nanoseconds times age in nanoseconds of the oldest dirty write, over 10⁹: its integral over time.
+    pub age: f64,
+    /// The oldest that a dirty write has become.
+    pub oldest: Nanos,
+    /// How long it was counted.
+    pub time: Nanos,
+    /// Bytes that are dirty now, and at most.
+    pub dirty: u64,
+    pub most_dirty: u64,
+    /// How often all that may be held was held, so that no write was answered.
+    pub stalls: u64,
+    /// How long that was,
+    pub stalled: Nanos,
+    /// and how long a volume held more than half of what it may, so that writes are slowed down.
+    pub slowed: Nanos,
+}
+
+/// What the log was like when it was last looked at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Looked {
+    at: Nanos,
+    oldest: Option<Nanos>,
+    slow: bool,
+    full: bool,
+    ages: Ages,
+}
+
+/// The write log of a cache, and the volumes in it.
+pub(super) struct Back {
+    stated: Stated,
+    /// Requests to a store under way at a time.
+    depth: u32,
+    pub log: RefCell<WriteLog<Blank>>,
+    /// Attachment numbers of volumes.
+    volumes: RefCell<BTreeMap<u32, u32>>,
+    looked: Cell<Looked>,
+}
+
+impl Back {
+    pub(super) fn attachment(&self, volume: u32) -> Option<u32> {
+        self.volumes.borrow().get(&volume).copied()
+    }
+
+    /// A volume comes.
+    pub(super) fn attach(&self, now: Nanos, volume: u32) {
+        let mut volumes = self.volumes.borrow_mut();
+        let attachment = volumes.len() as u32 + 1;
+        volumes.insert(volume, attachment);
+        let Mode { order, pace } = self.stated.mode;
+        let (most, depth) = (defaults::WINDOW.0, self.depth);
+        let attach = Attach {
+            attachment,
+            generation: 1,
+            destage: destager::Config { order, pace, most, depth },
+            bound: self.stated.dirty_max,
+            frontier: 0,
+            epoch: 0,
+            marker: 0,
+        };
+        self.log.borrow_mut().attach(now, attach);
+    }
+
+    fn statuses(&self, now: Nanos) -> Vec<Status> {
+        let log = self.log.borrow();
+        log.attached().filter_map(|attachment| log.status(now, attachment)).collect()
+    }
+
+    /// Bytes of the log that were destaged since the start.
+    pub(super) fn destaged(&self, now: Nanos) -> u64 {
+        self.statuses(now).iter().map(|status| status.destaged).sum()
+    }
+
+    /// What has been since it was last looked at, and how it is now.
+    fn look(&self, now: Nanos) {
+        let Looked { at, oldest, slow, full, mut ages } = self.looked.get();
+        let since = now.saturating_sub(at);
+        if let Some(oldest) = oldest {
+            let age = |at: Nanos| at.saturating_sub(oldest).as_secs_f64();
+            ages.age += (age(now).powi(2) - age(at).powi(2)) / 2.0;
+            ages.oldest = ages.oldest.max(now.saturating_sub(oldest));
+        }
+        ages.time = ages.time + since;
+        let over = |held: bool, sum: Nanos| if held { sum + since } else { sum };
+        (ages.slowed, ages.stalled) = (over(slow, ages.slowed), over(full, ages.stalled));
+        let statuses = self.statuses(now);
+        ages.dirty = statuses.iter().map(|s| s.dirty).sum();
+        ages.most_dirty = ages.most_dirty.max(ages.dirty);
+        let is_full = statuses.iter().any(|s| s.held.0 >= s.held.1);
+        ages.stalls += u64::from(is_full && !full);
+        self.looked.set(Looked {
+            at: now,
+            oldest: statuses.iter().filter_map(|s| s.oldest).min(),
+            slow: statuses.iter().any(|s| s.held.0 * 2 > s.held.1),
+            full: is_full,
+            ages,
+        });
+    }
+
+    /// Counting begins.
+    pub(super) fn reset(&self, now: Nanos) {
+        self.look(now);
+        let looked = self.looked.get();
+        let Ages { dirty, .. } = looked.ages;
+        let ages = Ages { dirty, most_dirty: dirty, ..Ages::default() };
+        self.looked.set(Looked { ages, ..looked });
+    }
+
+    /// What was counted until now.
+    pub(super) fn ages(&self, now: Nanos) -> Ages {
+        self.look(now);
+        self.looked.get().ages
+    }
+
+    /// Whether nothing is dirty or on its way.
+    pub(super) fn is_clean(&self) -> bool {
+        let log = self.log.borrow();
+        log.attached().all(|attachment| log.is_clean(attachment))
+    }
+}
+
+impl BlockSim {
+    /// What is due in the log is done; when that is to be done again it will be.
+    pub(super) fn wake_writes(&mut self, now: Nanos) {
+        let BlockSim { node, queue, world, .. } = self;
+        let Some(back) = &node.back else { return };
+        loop {
+            let due = queue.log_due(node, now, world);
+            if queue.turn(node, now, world) {
+                queue.take_mail(node);
+                continue;
+            }
+            if let Some(due) = due.map(|due| due.max(now))
+                && self.writes_due.is_none_or(|at| due < at)
+            {
+                self.writes_due = Some(due);
+                world.at(due, Event::WritesDue);
+            }
+            break;
+        }
+        back.look(now);
+    }
+
+    /// Counts of write-back until now, if it writes back.
+    pub(crate) fn ages(&self) -> Ages {
+        self.node.back.as_ref().map_or_else(Ages::default, |back| back.ages(self.world.now))
+    }
+
+    /// Brings all that is dirty to the stores, as the end of a server does. Returns whether that is done.
+    #[cfg(test)]
+    pub(super) fn drain(&mut self) -> bool {
+        use larder_engine::block::node::logged::call_log;
+        let Some(back) = &self.node.back else { return true };
+        let attached: Vec<u32> = back.log.borrow().attached().collect();
+        for attachment in attached {
+            call_log(&self.node, None, |log, asks| log.drain(attachment, true, asks));
+        }
+        self.serve();
+        while self.node.back.as_ref().is_some_and(|back| !back.is_clean()) && self.turn() {}
+        self.node.back.as_ref().is_none_or(Back::is_clean)
+    }
+}
