@@ -25,6 +25,8 @@ pub enum Detaching {
     Clients(u64),
     /// Operations end.
     Draining,
+    /// So many bytes of its log are still to be destaged.
+    Dirty(u64),
     /// So many regions wait to be made durable.
     Durable(u64),
 }

@@ -1,12 +1,18 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+use std::sync::Arc;
+
 use larder_base::{ByteSize, Nanos};
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
 
 use super::Core;
-use super::open::CacheError;
+use super::open::{CacheConfig, CacheError};
+use super::volume::Volume;
+pub use words::{BACK, FORM, NotBack, order_name};
+
+mod words;
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,6 +43,25 @@ impl Default for BackConfig {
     }
 }
 
+/// What is wanted of a volume that comes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BackWish {
+    /// It writes back so; `None`: it writes through.
+    pub back: Option<BackConfig>,
+    /// Where its marker is.
+    pub marker: MarkerAt,
+}
+
+impl CacheConfig {
+    /// What is wanted of a volume of that name where it does not say so itself when it comes.
+    pub fn wish_of(&self, name: &str) -> BackWish {
+        BackWish {
+            back: self.back.get(name).or(self.back_by_default.as_ref()).cloned(),
+            marker: self.markers.get(name).cloned().unwrap_or_default(),
+        }
+    }
+}
+
 /// How a volume that writes back is doing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackStatus {
@@ -53,6 +78,23 @@ pub struct BackStatus {
 }
 
 impl Core {
+    /// Takes up a volume as [`Core::attach`] does, which writes back if `wish` says so.
+    ///
+    /// # Errors
+    /// As [`Core::attach`]; when its marker says that it must not be served, cannot be read or written, or the cache has no log.
+    pub fn attach_as(
+        &self,
+        volume: &Arc<Volume>,
+        trust: bool,
+        wish: &BackWish,
+    ) -> Result<Result<(), String>, CacheError> {
+        if wish.back.is_some() {
+            let reason = "this version of the cache cannot write back".to_owned();
+            return Err(CacheError::Volume { name: volume.name().to_owned(), reason });
+        }
+        self.attach(volume, trust)
+    }
+
     /// How a volume that writes back is doing; `None` of others.
     pub fn back_status(&self, _name: &str) -> Option<BackStatus> {
         None
