@@ -12,7 +12,7 @@ use larder_engine::block::volumes::Found;
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
-use super::back::{BackConfig, MarkerAt};
+use super::back::BackWish;
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::steps::At;
@@ -24,10 +24,10 @@ use crate::block::volume::Volume;
 pub enum Detaching {
     /// So many clients still use the volume.
     Clients(u64),
-    /// So many bytes of the write log are still to come to its store.
-    Dirty(u64),
     /// Operations end.
     Draining,
+    /// So many bytes of its log are still to be destaged.
+    Dirty(u64),
     /// So many regions wait to be made durable.
     Durable(u64),
 }
@@ -48,18 +48,18 @@ impl Core {
         volume: &Arc<Volume>,
         trust: bool,
     ) -> Result<Result<(), String>, CacheError> {
-        self.attach_back(volume, trust, None)
+        self.attach_as(volume, trust, &self.config.wish_of(volume.name()))
     }
 
     /// The same of a volume that writes back, and where its marker is.
     ///
     /// # Errors
     /// As [`Core::attach`], and when its marker forbids it.
-    pub fn attach_back(
+    pub(super) fn attach_back(
         &self,
         volume: &Arc<Volume>,
         trust: bool,
-        back: Option<(BackConfig, MarkerAt)>,
+        wish: &BackWish,
     ) -> Result<Result<(), String>, CacheError> {
         let name = volume.name().to_owned();
         if self.volume(&name).is_some() {
@@ -71,7 +71,7 @@ impl Core {
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
             if let Some(taken_up) = self.take_up(volume, &comer)? {
-                if let Err(error) = self.begin_back(&name, back.clone()) {
+                if let Err(error) = self.begin_back(&name, wish) {
                     self.detach(&name, true, &mut |_| true)?;
                     return Err(error);
                 }

@@ -28,7 +28,7 @@ use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without};
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
-use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME};
+use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, WriteLogArea};
 use larder_format::block::{
     BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
 };
@@ -110,8 +110,10 @@ pub struct CacheConfig {
     pub record: Option<RecordConfig>,
     /// What has the last word over admission.
     pub rules: RulesConfig,
-    /// Volumes that write back, by name, and where their markers are.
+    /// Volumes that write back, by name.
     pub back: BTreeMap<String, BackConfig>,
+    /// How volumes write back that come later, and are not among those.
+    pub back_by_default: Option<BackConfig>,
     /// Where the marker of a volume is, of any that is not beside its store.
     pub markers: BTreeMap<String, MarkerAt>,
 }
@@ -135,6 +137,7 @@ impl CacheConfig {
             record: None,
             rules: RulesConfig::default(),
             back: BTreeMap::new(),
+            back_by_default: None,
             markers: BTreeMap::new(),
         }
     }

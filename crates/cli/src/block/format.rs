@@ -21,6 +21,8 @@ Examples:
   larder block format /dev/nvme1n1 --placement direct --line 16k --yes
   # A sparse file with 100 GiB of lines at most, before volumes of 8 TiB together:
   larder block format /flash/cache --size 100g --placement sparse:8t
+  # With a write log, for volumes that write back (docs/block.md, Write-back):
+  larder block format /flash/cache --size 100g --write-log 8g
   # Fully associative; flash is written segment by segment, in order:
   larder block format /dev/nvme1n1 --placement full --yes";
 
@@ -44,6 +46,10 @@ pub(crate) struct Args {
     /// Shards, each behind a lock of its own (1 to 64); fewer for a very small cache
     #[arg(long, value_name = "N", default_value_t = defaults::SHARDS)]
     shards: u32,
+    /// Bytes of the write log, which volumes that write back need (`larder block serve --write back:ORDER`), in segments of 8 MiB: at
+    /// least what is written while the stores cannot keep up, and 8 GiB is plenty. Lines have so much less room [default: none]
+    #[arg(long, value_name = "SIZE")]
+    write_log: Option<ByteSize>,
     /// Go on though something is on it already: that is lost
     #[arg(long)]
     yes: bool,
@@ -58,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         line,
         placement: args.placement,
         shards: args.shards,
-        write_log: None,
+        write_log: args.write_log,
         yes: args.yes,
     };
     // The file is sparse: what is missing would be met when the cache fills.

@@ -2,6 +2,7 @@
 
 mod control;
 mod create;
+mod flush;
 mod format;
 mod ours;
 mod select;
@@ -10,6 +11,7 @@ mod settings;
 mod store;
 mod tell;
 mod upkeep;
+mod write;
 
 use larder_settings::{SettingsError, WithFile};
 
@@ -40,6 +42,7 @@ enum Command {
     Unpin(select::UnpinArgs),
     Rules(select::RulesArgs),
     Extents(select::ExtentsArgs),
+    Flush(flush::FlushArgs),
     Prefetch(upkeep::PrefetchArgs),
     Check(upkeep::CheckArgs),
     Resize(upkeep::ResizeArgs),
@@ -71,6 +74,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Unpin(args) => select::unpin(&args),
         Command::Rules(args) => select::rules(&args),
         Command::Extents(args) => select::run_extents(&args),
+        Command::Flush(args) => flush::flush(&args),
         Command::Prefetch(args) => upkeep::prefetch(&args),
         Command::Check(args) => upkeep::check(&args),
         Command::Resize(args) => upkeep::resize(&args),

@@ -46,12 +46,13 @@ impl Stated {
         }
         let wrong = |must: String| ("write", format!("'{}'", spec.write), must);
         if spec.write.starts_with("back:journaled") {
-            return Err(wrong("a journal is not simulated: choose back:any or back:ordered".into()));
+            return Err(wrong(
+                "a journal is not simulated: choose back:any or back:ordered".into(),
+            ));
         }
         let mode = spec.write.parse().map_err(|e| wrong(format!("{e}")))?;
         if spec.volume.0 == 0 {
-            let must =
-                "write-back is of whole volumes: say how many bytes one has, the largest of the trace";
+            let must = "write-back is of whole volumes: say how many bytes one has, the largest of the trace";
             return Err(("volume", "not stated".to_owned(), must.to_owned()));
         }
         let usual = ByteSize((spec.flash.0 / defaults::LOG_PART).min(defaults::LOG_MOST.0));
@@ -157,6 +158,7 @@ impl Back {
         let (most, depth) = (defaults::WINDOW.0, self.depth);
         let attach = Attach {
             attachment,
+            volume: larder_format::Uuid([0; 16]),
             generation: 1,
             destage: destager::Config { order, pace, most, depth },
             bound: self.stated.dirty_max,

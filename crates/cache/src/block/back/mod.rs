@@ -25,7 +25,11 @@ pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
 pub(super) use start::{check_through, start};
 
 use super::Core;
-use super::open::CacheError;
+use super::open::{CacheConfig, CacheError};
+use super::volume::Volume;
+pub use words::{BACK, FORM, NotBack, order_name};
+
+mod words;
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,6 +57,25 @@ pub struct BackConfig {
 impl Default for BackConfig {
     fn default() -> BackConfig {
         BackConfig { order: Order::Ordered(Grain::Flush), pace: Pace::Async, dirty_max: None }
+    }
+}
+
+/// What is wanted of a volume that comes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BackWish {
+    /// It writes back so; `None`: it writes through.
+    pub back: Option<BackConfig>,
+    /// Where its marker is.
+    pub marker: MarkerAt,
+}
+
+impl CacheConfig {
+    /// What is wanted of a volume of that name where it does not say so itself when it comes.
+    pub fn wish_of(&self, name: &str) -> BackWish {
+        BackWish {
+            back: self.back.get(name).or(self.back_by_default.as_ref()).cloned(),
+            marker: self.markers.get(name).cloned().unwrap_or_default(),
+        }
     }
 }
 
@@ -150,6 +173,19 @@ impl Core {
         Some((back, written))
     }
 
+    /// Takes up a volume as [`Core::attach`] does, which writes back if `wish` says so.
+    ///
+    /// # Errors
+    /// As [`Core::attach`]; when its marker says that it must not be served, cannot be read or written, or the cache has no log.
+    pub fn attach_as(
+        &self,
+        volume: &Arc<Volume>,
+        trust: bool,
+        wish: &BackWish,
+    ) -> Result<Result<(), String>, CacheError> {
+        self.attach_back(volume, trust, wish)
+    }
+
     /// How a volume that writes back is doing; `None` of others.
     pub fn back_status(&self, name: &str) -> Option<BackStatus> {
         let (back, written) = self.back_of(name)?;
@@ -166,11 +202,7 @@ impl Core {
     }
 
     /// A volume was attached: it writes back from now on, if that is wanted; else no cache may hold more than its store.
-    pub(super) fn begin_back(
-        &self,
-        name: &str,
-        back: Option<(BackConfig, MarkerAt)>,
-    ) -> Result<(), CacheError> {
+    pub(super) fn begin_back(&self, name: &str, wish: &BackWish) -> Result<(), CacheError> {
         let volume = self.attached(name)?;
         let of = name.to_owned();
         let found = self.on_log(move |log| {
@@ -179,11 +211,9 @@ impl Core {
             Some(((sb.uuid, sb.epoch), volume.and_then(|v| v.write_back)))
         })?;
         let Some((cache, record)) = found else { return Ok(()) };
-        match back {
-            Some((config, at)) => {
-                self.write_back(&volume, record, cache, (config, Some(&at)), None)
-            }
-            None => check_through(self, &volume, record.as_ref(), cache, None),
+        match wish.back {
+            Some(_) => self.write_back(&volume, record, cache, wish, None),
+            None => check_through(&volume, record.as_ref(), cache, wish),
         }
     }
 

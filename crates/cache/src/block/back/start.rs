@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::Nanos;
+use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::log::{Attach, Config, WriteLog};
 use larder_engine::block::writeback::marker::{self, Mark, Verdict, Why};
@@ -19,14 +20,7 @@ use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, mar
 use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
-use super::{Back, BackConfig, Cuts, Grain, MarkerAt, Order, Written};
-
-/// Batches of the log under way at a time.
-const DEPTH: u32 = 2;
-/// Bytes of a window that goes to the store at once.
-const WINDOW: u64 = 64 << 20;
-/// Requests to a store for destage under way at a time, of a volume.
-const STORE_DEPTH: u32 = 64;
+use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Written};
 
 /// The volume's own of what is wrong with it.
 fn volume_error(name: &str, reason: String) -> CacheError {
@@ -110,20 +104,20 @@ impl Looked {
 /// Looks at a volume's marker, as the cache `uuid` whose last run was `run`. `None` where there is none by the operator's word, or where its
 /// store has no place for one and the volume does not need it.
 fn look(
-    core: &Core,
     volume: &Attached,
     record: Option<&WrittenBack>,
     (uuid, run): (Uuid, u64),
-    (writes_back, at): (bool, Option<&MarkerAt>),
+    wish: &BackWish,
     found: Option<&Recovered>,
 ) -> Result<Option<Looked>, CacheError> {
     let name = &volume.name;
     let logged = record.and_then(|record| found?.volumes.get(&record.attachment));
     let logged = logged.map_or(0, |volume| volume.marker);
-    let at = match at.or(core.config.markers.get(name)) {
-        Some(MarkerAt::Nowhere) => return Ok(None),
-        Some(MarkerAt::At(place)) => Some(place.clone()),
-        Some(MarkerAt::Beside) | None => None,
+    let writes_back = wish.back.is_some();
+    let at = match &wish.marker {
+        MarkerAt::Nowhere => return Ok(None),
+        MarkerAt::At(place) => Some(place.clone()),
+        MarkerAt::Beside => None,
     };
     let options = PlaceOptions { at, look: !writes_back, ..PlaceOptions::default() };
     let mut place = match marker_place(volume.volume().backing(), &options) {
@@ -153,11 +147,10 @@ fn look(
 /// # Errors
 /// When that is so, or cannot be found out.
 pub(in crate::block) fn check_through(
-    core: &Core,
     volume: &Attached,
     record: Option<&WrittenBack>,
     cache: (Uuid, u64),
-    at: Option<&MarkerAt>,
+    wish: &BackWish,
 ) -> Result<(), CacheError> {
     let name = &volume.name;
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
@@ -165,7 +158,7 @@ pub(in crate::block) fn check_through(
         let reason = "this cache holds writes of it that its store does not have: serve it with --write back, so that they come there";
         volume_error(name, reason.to_owned())
     };
-    let Some(looked) = look(core, volume, record, cache, (false, at), None)? else {
+    let Some(looked) = look(volume, record, cache, wish, None)? else {
         return if dirty { Err(kept()) } else { Ok(()) };
     };
     match looked.judged {
@@ -183,24 +176,21 @@ pub(in crate::block) fn check_through(
 pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<(), CacheError> {
     let was = (sb.uuid, sb.epoch);
     let record = |name: &str| sb.volumes.iter().find(|v| v.name == name);
-    let through = |v: &&Arc<Attached>| !core.config.back.contains_key(&v.name);
+    let wish = |volume: &Attached| core.config.wish_of(&volume.name);
+    let through = |volume: &&Arc<Attached>| wish(volume).back.is_none();
     let volumes = core.volumes();
+    let first = volumes.iter().find(|volume| !through(volume)).map(|volume| &volume.name);
     for volume in volumes.iter().filter(through) {
-        check_through(
-            core,
-            volume,
-            record(&volume.name).and_then(|v| v.write_back.as_ref()),
-            was,
-            None,
-        )?;
+        let record = record(&volume.name).and_then(|v| v.write_back.as_ref());
+        check_through(volume, record, was, &wish(volume))?;
     }
-    if core.config.record.is_some() && !core.config.back.is_empty() {
+    if core.config.record.is_some() && first.is_some() {
         let reason =
             "a run with volumes that write back cannot be recorded: record one that writes through";
         return Err(CacheError::System { what: "the record", reason: reason.to_owned() });
     }
     let Some(area) = sb.write_log else {
-        return match core.config.back.keys().next() {
+        return match first {
             None => Ok(()),
             Some(name) => Err(volume_error(
                 name,
@@ -209,7 +199,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         };
     };
     if !core.is_enabled() {
-        return match core.config.back.keys().next() {
+        return match first {
             None => Ok(()),
             Some(name) => Err(volume_error(
                 name,
@@ -244,7 +234,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         at: area.at,
         geometry: area.geometry,
         segments: area.segments,
-        depth: DEPTH,
+        depth: defaults::LOG_DEPTH,
         wall: super::unix_nanos().saturating_sub(core.now().0),
     };
     let log = match asked.is_empty() && scanned.batches.is_empty() {
@@ -257,8 +247,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     }
     for volume in volumes.iter().filter(|volume| !through(volume)) {
         let written = record(&volume.name).and_then(|v| v.write_back);
-        let config = core.config.back[&volume.name].clone();
-        core.write_back(volume, written, was, (config, None), Some(&found))?;
+        core.write_back(volume, written, was, &wish(volume), Some(&found))?;
     }
     call_log(&**core, None, |log, asks| log.recovered(asks));
     Ok(())
@@ -274,16 +263,20 @@ impl Core {
         volume: &Arc<Attached>,
         record: Option<WrittenBack>,
         was: (Uuid, u64),
-        (config, at): (BackConfig, Option<&MarkerAt>),
+        wish: &BackWish,
         found: Option<&Recovered>,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
         let fail = |reason: String| volume_error(name, reason);
-        let back = self.back.get().ok_or_else(|| fail("there is no write log".to_owned()))?;
+        let no_log = || {
+            fail("it is to write back, and this cache has no write log: make one that has (`larder block format --write-log`)".to_owned())
+        };
+        let back = self.back.get().ok_or_else(no_log)?;
+        let config = wish.back.clone().unwrap_or_default();
         if matches!(config.order, Order::Journaled(_)) {
             return Err(fail("a journal is not kept yet".to_owned()));
         }
-        let mut looked = look(self, volume, record.as_ref(), was, (true, at), found)?;
+        let mut looked = look(volume, record.as_ref(), was, wish, found)?;
         let judged = match &looked {
             Some(looked) => looked.judged,
             // Without a marker this cache alone knows.
@@ -388,7 +381,7 @@ impl Core {
                 let clean = self.marker(volume, &state, number + 1, MarkerState::Clean, 0);
                 looked.place.write(&clean).map_err(|e| fail(e.to_string()))?;
                 drop(looked.place.read());
-                return self.write_back_again(volume, record, was, (config, at));
+                return self.write_back_again(volume, record, was, wish);
             }
             Verdict::Drain | Verdict::TakeUp { .. } | Verdict::Wait => {
                 return Err(fail(format!(
@@ -413,9 +406,9 @@ impl Core {
         volume: &Arc<Attached>,
         record: Option<WrittenBack>,
         was: (Uuid, u64),
-        back: (BackConfig, Option<&MarkerAt>),
+        wish: &BackWish,
     ) -> Result<(), CacheError> {
-        self.write_back(volume, record, was, back, None)
+        self.write_back(volume, record, was, wish, None)
     }
 
     fn attach_log(
@@ -430,8 +423,8 @@ impl Core {
         let destage = destager::Config {
             order: config.order,
             pace: config.pace,
-            most: WINDOW,
-            depth: STORE_DEPTH,
+            most: defaults::WINDOW.0,
+            depth: defaults::DESTAGE_DEPTH,
         };
         let now: Nanos = self.now();
         tracing::debug!(volume = volume.name, attachment = state.attachment, "writes back");

@@ -27,8 +27,6 @@ pub struct Entry {
     pub sums: Sums,
     /// Its payload can be read, as far as is known: of a batch in the tail it was verified, or the batch is not there.
     pub readable: bool,
-    /// The checksums of its payload.
-    pub sums: Box<[u32]>,
 }
 
 /// A batch whose header verifies. One in the tail is whole, payload included.

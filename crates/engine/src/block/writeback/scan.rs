@@ -5,6 +5,7 @@ use larder_format::block::superblock::WriteLogArea;
 use larder_format::block::write_log::batch::{self, Place};
 use larder_format::block::write_log::{Frontier, Kind, PartError, SegmentHeader};
 
+use super::log::Sums;
 use super::recovery::{Entry, Scanned};
 
 /// Bytes of the device could not be read.
@@ -66,7 +67,7 @@ pub fn scan(
                     record: *entry.record,
                     place: place + u64::from(entry.payload.start),
                     readable: !entry.record.flags.unreadable,
-                    sums: entry.sums.into(),
+                    sums: Sums::new(entry.sums),
                 });
             }
             let (link, parked) = (batch.link(), batch.head.parked);

@@ -76,8 +76,13 @@ fn a_window_is_as_wide_as_the_client_is_deep() {
             let seconds = sim.now().saturating_sub(before.1).as_secs_f64();
             let rate = answered.len() as f64 / seconds;
             let destaged = (sim.sums().store.writes - before.0.store.writes) as f64 / seconds;
-            println!("{ms} ms, depth {depth}: {rate:.0}/s answered, {destaged:.0}/s destaged, of {wanted:.0}");
-            assert!((rate / wanted - 1.0).abs() < 0.05, "{ms} ms, depth {depth}: {rate} of {wanted}");
+            println!(
+                "{ms} ms, depth {depth}: {rate:.0}/s answered, {destaged:.0}/s destaged, of {wanted:.0}"
+            );
+            assert!(
+                (rate / wanted - 1.0).abs() < 0.05,
+                "{ms} ms, depth {depth}: {rate} of {wanted}"
+            );
             let mut waits: Vec<f64> = answered.iter().map(|a| micros(a) / 1e6).collect();
             waits.sort_by(f64::total_cmp);
             let p99 = waits[waits.len() * 99 / 100];
