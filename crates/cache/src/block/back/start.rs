@@ -317,7 +317,8 @@ impl Core {
                 state
             }
             Verdict::Attach { generation, lines } => {
-                if !lines {
+                // Where there never was a marker no cache has ever written back: the lines are as true as the store says they are.
+                if !lines && found_marker.is_some() {
                     self.distrust(volume, volume.volume().backing().look())?;
                 }
                 let uuid = found_marker.as_ref().map(|m| m.volume).or(record.map(|r| r.volume));
