@@ -386,7 +386,8 @@ impl Core {
         let totals = self.totals();
         let (log, regions_set) = *locked(&self.log_stats);
         let now = self.now();
-        let flash_bytes = sum.flash_lines_written * line + log.bytes;
+        let written_back = self.back.get().map_or(0, |back| back.log().bytes());
+        let flash_bytes = sum.flash_lines_written * line + log.bytes + written_back;
         let rate = flash_bytes as f64 / now.as_secs_f64().max(1.0);
         CacheStats {
             engine: sum,

@@ -279,6 +279,8 @@ pub struct WriteLog<B> {
     /// Bytes that were written and not flushed, and since when there are any.
     unflushed: u64,
     unflushed_since: Option<Nanos>,
+    /// Bytes that were written so far.
+    bytes: u64,
     /// Why nothing is logged any more.
     closed: Option<&'static str>,
     fault: Fault,
@@ -315,6 +317,7 @@ impl<B: Clone> WriteLog<B> {
             flush_wanted: false,
             unflushed: 0,
             unflushed_since: None,
+            bytes: 0,
             closed: None,
             fault: Fault::default(),
         }
@@ -534,6 +537,7 @@ impl<B: Clone> WriteLog<B> {
             }
             return;
         }
+        self.bytes += u64::from(write.len);
         if Self::is_parked(number) {
             self.copy_written();
             return self.flush_device(now, asks);
@@ -663,6 +667,11 @@ impl<B: Clone> WriteLog<B> {
         for volume in self.volumes.values_mut() {
             asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
         }
+    }
+
+    /// Bytes that were written to the log so far, by this run.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Why nothing is logged any more, if that is so.

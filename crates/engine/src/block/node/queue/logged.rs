@@ -40,11 +40,19 @@ impl<H: Host> Queue<H> {
     fn log<N: Node<H>, R>(
         &mut self,
         node: &N,
+        now: Nanos,
         fx: &mut impl Effects<H>,
         f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Asks<H::Bytes>) -> R,
     ) -> Option<R> {
         let (result, Asks { writes, flush, .. }) = call_log(node, Some(self.me), f)?;
-        writes.into_iter().for_each(|write| fx.log_write(write));
+        for write in writes {
+            // It cannot wait for the budget: what else goes to flash does.
+            if !node.pay(now, write.len.into()) {
+                let _ = node.limits().charge(now, write.len.into());
+                node.ask_budget(OpId((self.me as u64) << OP_BITS));
+            }
+            fx.log_write(write);
+        }
         if let Some(covers) = flush {
             fx.log_flush(covers);
         }
@@ -87,7 +95,7 @@ impl<H: Host> Queue<H> {
         op.logged = true;
         op.pending = appends.len() as u32 + 1;
         self.ops.insert(id, op);
-        self.log(node, fx, |log, asks| {
+        self.log(node, now, fx, |log, asks| {
             appends.into_iter().for_each(|append| log.append(now, append, asks));
         });
         self.step(node, now, fx, id, None);
@@ -105,7 +113,7 @@ impl<H: Host> Queue<H> {
         let id = self.next_id();
         (op.logged, op.pending) = (true, 1);
         self.ops.insert(id, op);
-        self.log(node, fx, |log, asks| log.flush(now, attachment, id, asks));
+        self.log(node, now, fx, |log, asks| log.flush(now, attachment, id, asks));
     }
 
     /// What of a read lies where, if anything of it is in the log. Places are bytes of the volume.
@@ -187,7 +195,7 @@ impl<H: Host> Queue<H> {
         let bytes = right.map(|(_, bytes)| H::part(&bytes, piece.skip.into(), piece.len));
         match job {
             LogJob::Client(id, at, piece) => {
-                self.log(node, fx, |log, asks| log.unpin(now, piece.batch, asks));
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.batch, asks));
                 let Some(op) = self.ops.get_mut(&id) else { return };
                 let failure = match bytes {
                     Some(bytes) => {
@@ -202,7 +210,7 @@ impl<H: Host> Queue<H> {
                 self.step(node, now, fx, id, failure);
             }
             LogJob::Destage(attachment, dirty, piece) => {
-                self.log(node, fx, |log, asks| log.unpin(now, piece.batch, asks));
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.batch, asks));
                 self.destage_stretch(node, now, fx, attachment, dirty, bytes);
             }
             LogJob::Park(attachment, at, _) => {
@@ -226,7 +234,7 @@ impl<H: Host> Queue<H> {
         if self.parking.get(&attachment).is_some_and(|parking| parking.left == 0)
             && let Some(Parking { records, .. }) = self.parking.remove(&attachment)
         {
-            self.log(node, fx, |log, asks| log.parked(now, attachment, records, asks));
+            self.log(node, now, fx, |log, asks| log.parked(now, attachment, records, asks));
         }
     }
 
@@ -239,7 +247,7 @@ impl<H: Host> Queue<H> {
         batch: u64,
         done: bool,
     ) {
-        self.log(node, fx, |log, asks| log.written(now, batch, done, asks));
+        self.log(node, now, fx, |log, asks| log.written(now, batch, done, asks));
     }
 
     /// The device under the log was flushed, or not.
@@ -251,7 +259,7 @@ impl<H: Host> Queue<H> {
         covers: u64,
         done: bool,
     ) {
-        self.log(node, fx, |log, asks| log.flushed(now, covers, done, asks));
+        self.log(node, now, fx, |log, asks| log.flushed(now, covers, done, asks));
     }
 
     /// Does what is due in the log, and says when that is to be done again.
@@ -261,7 +269,7 @@ impl<H: Host> Queue<H> {
         now: Nanos,
         fx: &mut impl Effects<H>,
     ) -> Option<Nanos> {
-        self.log(node, fx, |log, asks| {
+        self.log(node, now, fx, |log, asks| {
             log.due(now, asks);
             log.wakes(now)
         })?
@@ -292,7 +300,7 @@ impl<H: Host> Queue<H> {
         f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Vec<Asked>, &mut Asks<H::Bytes>),
     ) {
         let mut out = Vec::new();
-        self.log(node, fx, |log, asks| f(log, &mut out, asks));
+        self.log(node, now, fx, |log, asks| f(log, &mut out, asks));
         for asked in out {
             match asked {
                 Asked::Store(dirty, Some(piece)) => {
