@@ -407,6 +407,34 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
+    /// A start has applied a journal that was committed: the store has all of a volume up to this record durably [jlast].
+    pub fn applied(&mut self, attachment: u32, position: u64) {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        let position = position.min(volume.log.last());
+        volume.stored = volume.stored.max(position);
+        volume.untold = true;
+        self.settle(attachment, position);
+    }
+
+    /// Records of a volume are not needed any more.
+    fn settle(&mut self, attachment: u32, position: u64) -> u64 {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
+        let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
+        let parked = &mut volume.parked;
+        volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
+            bytes += u64::from(logged.room);
+            sums.pop_front();
+            match parked.pop_front_if(|(of, _)| *of == sequence) {
+                Some((_, generation)) => segments.let_go_parked(generation, Some(1)),
+                None => segments.let_go(logged.batch),
+            }
+        });
+        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
+            volume.since.pop_front();
+        }
+        bytes
+    }
+
     /// The log was flushed after all that was found was read [startflush]: it counts as durable and promised.
     pub fn recovered(&mut self, asks: &mut Asks<B>) {
         for (&attachment, volume) in &mut self.volumes {

@@ -164,11 +164,14 @@ impl<B: Clone> WriteLog<B> {
             out.push(Asked::Journal { epoch, last, pieces });
         }
         for asked in out.iter() {
-            let pieces = match asked {
-                Asked::Store(_, piece) => std::slice::from_ref(piece).iter(),
-                _ => [].iter(),
-            };
-            pieces.flatten().for_each(|piece| self.segments.pin(piece.batch));
+            match asked {
+                Asked::Store(_, Some(piece)) => self.segments.pin(piece.batch),
+                Asked::Journal { pieces, .. } => {
+                    let pieces = pieces.iter().filter_map(|(_, piece)| piece.as_ref());
+                    pieces.for_each(|piece| self.segments.pin(piece.batch));
+                }
+                _ => {}
+            }
         }
         if takes.flush {
             out.push(Asked::Flush);
@@ -211,19 +214,8 @@ impl<B: Clone> WriteLog<B> {
     fn let_go(&mut self, now: Nanos, attachment: u32) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let Some(position) = volume.destager.noted() else { return };
-        let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
-        let parked = &mut volume.parked;
-        volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
-            bytes += u64::from(logged.room);
-            sums.pop_front();
-            match parked.pop_front_if(|(of, _)| *of == sequence) {
-                Some((_, generation)) => segments.let_go_parked(generation, Some(1)),
-                None => segments.let_go(logged.batch),
-            }
-        });
-        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
-            volume.since.pop_front();
-        }
+        let bytes = self.settle(attachment, position);
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         volume.throttle.destaged(now, bytes);
         volume.destaged += bytes;
     }
