@@ -236,6 +236,8 @@ pub struct Core {
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
     stand_in: bool,
+    /// Itself, for threads that end when it does.
+    me: OnceLock<std::sync::Weak<Core>>,
     /// Volumes that write back, where there is a write log.
     back: OnceLock<back::Back>,
     /// Volumes that are known and not attached.

@@ -794,10 +794,12 @@ pub(super) fn begin(config: CacheConfig, begun: Begun) -> Result<Running, CacheE
         changing: Changing::default(),
         region,
         stand_in,
+        me: OnceLock::new(),
         back: OnceLock::new(),
         aside: Mutex::new(Aside::of(&superblock, &[])),
         config,
     });
+    let _ = cache.me.set(Arc::downgrade(&cache));
     let log = log.map(|mut log| {
         cache.begin_recording(&mut log);
         log

@@ -1,5 +1,6 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+pub mod journal;
 mod start;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use larder_volume::marker::MarkerPlace;
 use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
+use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
@@ -102,6 +104,8 @@ pub(super) struct Written {
     /// As the superblock has it.
     pub state: WrittenBack,
     pub config: BackConfig,
+    /// Where its epochs go, if it is journaled.
+    pub journal: Option<Journaling>,
     /// Number of its marker.
     pub number: Mutex<u64>,
     /// The frontier that its marker says.
@@ -126,7 +130,7 @@ impl Back {
         locked(&self.log)
     }
 
-    fn written(&self, attachment: u32) -> Option<Arc<Written>> {
+    pub(super) fn written(&self, attachment: u32) -> Option<Arc<Written>> {
         self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(&attachment).cloned()
     }
 

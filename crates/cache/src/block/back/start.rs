@@ -20,6 +20,7 @@ use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, mar
 use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
+use super::journal::{Journal, Journaling, Of};
 use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Written};
 
 /// The volume's own of what is wrong with it.
@@ -273,9 +274,11 @@ impl Core {
         };
         let back = self.back.get().ok_or_else(no_log)?;
         let config = wish.back.clone().unwrap_or_default();
-        if matches!(config.order, Order::Journaled(_)) {
-            return Err(fail("a journal is not kept yet".to_owned()));
-        }
+        let journal = match config.order {
+            Order::Journaled(_) => Some(journal_of(self, volume)?),
+            _ => None,
+        };
+        let mut epoch = 0;
         let mut looked = look(volume, record.as_ref(), was, wish, found)?;
         let judged = match &looked {
             Some(looked) => looked.judged,
@@ -302,17 +305,47 @@ impl Core {
                             .to_owned(),
                     ));
                 }
+                // A journal of the last run may hold what the store lacks, whatever the order is now.
+                let left = match (&journal, record.order) {
+                    (Some(journal), _) => Some(journal),
+                    (None, MarkerOrder::Journaled) => {
+                        return Err(fail(
+                            "its last run was journaled: serve it so once more, and destage all of it (`larder block flush`) before its order \
+                             changes"
+                                .to_owned(),
+                        ));
+                    }
+                    (None, _) => None,
+                };
+                let of = Of {
+                    volume: record.volume,
+                    cache: back.cache.0,
+                    generation: record.generation,
+                };
+                let applied = match left {
+                    Some(journal) => {
+                        let store = volume.volume().backing();
+                        // Lines under it are older than what it brings.
+                        self.distrust(volume, store.look())?;
+                        journal.apply(of, store).map_err(fail)?
+                    }
+                    None => None,
+                };
+                epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
                 let state = WrittenBack { order: order_of(config.order), ..record };
                 self.attach_log(
                     volume,
                     &state,
                     &config,
                     found.map_or(state.began, |f| f.frontier),
-                    number,
+                    (number, epoch),
                 );
                 if let Some(found) = found {
                     let now = self.now();
                     back.log().recover(now, state.attachment, found);
+                    if let Some(applied) = &applied {
+                        back.log().applied(state.attachment, applied.last);
+                    }
                 }
                 state
             }
@@ -370,7 +403,7 @@ impl Core {
                     looked.place.write(&marker).map_err(|e| fail(e.to_string()))?;
                 }
                 volume.make_durable()?;
-                self.attach_log(volume, &state, &config, 0, number);
+                self.attach_log(volume, &state, &config, 0, (number, 0));
                 state
             }
             Verdict::Refuse(why) => return Err(refused(name, why, &said, found_marker.as_deref())),
@@ -390,7 +423,18 @@ impl Core {
                 )));
             }
         };
+        let journal = match journal {
+            Some(journal) => {
+                let of =
+                    Of { volume: state.volume, cache: back.cache.0, generation: state.generation };
+                let core = self.me.get().cloned().unwrap_or_default();
+                let started = Journaling::start(core, state.attachment, of, journal);
+                Some(started.map_err(|e| fail(format!("a thread for its journal: {e}")))?)
+            }
+            None => None,
+        };
         back.add(Written {
+            journal,
             attached: volume.clone(),
             place: looked.map(|looked| looked.place.into()),
             state,
@@ -418,13 +462,16 @@ impl Core {
         state: &WrittenBack,
         config: &BackConfig,
         frontier: u64,
-        marker: u64,
+        (marker, epoch): (u64, u64),
     ) {
         let Some(back) = self.back.get() else { return };
         let destage = destager::Config {
             order: config.order,
             pace: config.pace,
-            most: defaults::WINDOW.0,
+            most: match config.order {
+                Order::Journaled(_) => defaults::EPOCH.0,
+                _ => defaults::WINDOW.0,
+            },
             depth: defaults::DESTAGE_DEPTH,
         };
         let now: Nanos = self.now();
@@ -438,7 +485,7 @@ impl Core {
                 destage,
                 bound: config.dirty_max.map(|bytes| bytes.0),
                 frontier,
-                epoch: 0,
+                epoch,
                 marker,
             },
         );
@@ -478,4 +525,21 @@ fn random_uuid() -> Result<Uuid, CacheError> {
     let random =
         random.map_err(|e| CacheError::System { what: "random bytes", reason: e.to_string() })?;
     Ok(Uuid(random))
+}
+
+/// The journal of a volume: beside its image.
+fn journal_of(core: &Core, volume: &Attached) -> Result<Journal, CacheError> {
+    let fail = |reason: String| volume_error(&volume.name, reason);
+    let image = volume.volume().backing().image().filter(|image| !image.is_device());
+    let Some(image) = image else {
+        return Err(fail(
+            "journaled needs a journal, which is kept beside the image of a file store alone: choose ordered".to_owned(),
+        ));
+    };
+    let path = Journal::beside(image.path());
+    let same = std::fs::canonicalize(&path).ok().zip(std::fs::canonicalize(core.path()).ok());
+    if same.is_some_and(|(journal, cache)| journal == cache) {
+        return Err(fail(format!("its journal '{}' would be the cache itself", path.display())));
+    }
+    Journal::open(&path, true).map_err(|e| fail(format!("journal '{}': {e}", path.display())))
 }
