@@ -145,7 +145,8 @@ impl World {
         let geometry = SegmentGeometry::new(segment, sector).unwrap();
         let segments = rng.range(8, 16) as u32;
         let depth = rng.range(1, 4) as u32;
-        let config = Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
+        let config =
+            Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
         let bytes = AT as usize + (segments * segment) as usize;
         let area = u64::from(segments * segment);
         let failures = [0, 0, 10, 40][rng.below(4) as usize];
@@ -280,7 +281,11 @@ impl World {
             Io::FlushStore(volume) => {
                 let done = !self.fails();
                 let store = &mut self.volumes[volume].store;
-                if done { store.flush() } else { store.lose(&mut self.rng) }
+                if done {
+                    store.flush()
+                } else {
+                    store.lose(&mut self.rng)
+                }
                 let outcome = done.then_some(store.life);
                 self.says(|| format!("v{volume}: store flushed: {outcome:?}"));
                 let attachment = self.volumes[volume].attachment;
@@ -354,7 +359,8 @@ impl World {
         self.says(|| "no more failures".to_owned());
         self.quiet()?;
         if !self.ops.is_empty() {
-            let why = format!("{} operations are not answered, and nothing is under way", self.ops.len());
+            let why =
+                format!("{} operations are not answered, and nothing is under way", self.ops.len());
             return Err(format!("{why}: {:?}", self.log));
         }
         let mut asks = Asks::default();
@@ -370,7 +376,9 @@ impl World {
             for sector in 0..volume.store.sectors() {
                 let (has, want) = (volume.store.see(sector), self.last(v, sector, NEVER));
                 if has != want {
-                    return Err(format!("v{v}: all is destaged, sector {sector} has {has}, not {want}"));
+                    return Err(format!(
+                        "v{v}: all is destaged, sector {sector} has {has}, not {want}"
+                    ));
                 }
             }
         }
@@ -398,7 +406,7 @@ impl World {
                 return Err(format!("it wakes at {wakes:?} again and again: {:?}", self.log));
             }
         }
-        Err("it does not come to an end".to_owned())
+        Err(format!("it does not come to an end: {:?}, {:?}", self.now, self.log))
     }
 }
 

@@ -499,8 +499,7 @@ impl<B: Clone> WriteLog<B> {
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                let (held, room) = (volume.log.held(), u64::from(logged.room));
-                if volume.due(now, held, room).is_none_or(|due| due > now) {
+                if volume.due(now, u64::from(logged.room)).is_none_or(|due| due > now) {
                     break;
                 }
                 volume.throttle.acknowledged(now);
@@ -571,7 +570,8 @@ impl<B: Clone> WriteLog<B> {
         self.acknowledge(now, asks);
         self.form(now, asks);
         self.flush_device(now, asks);
-        let due = |v: &Attached| v.destager.wakes().is_some_and(|at| now >= at);
+        let durable = self.segments.durable();
+        let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
         asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
     }
 
@@ -579,12 +579,13 @@ impl<B: Clone> WriteLog<B> {
     pub fn wakes(&self, now: Nanos) -> Option<Nanos> {
         let flush = self.unflushed_since.filter(|_| self.flushing.is_none());
         let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
-        let written = self.segments.written();
+        let (written, durable) = (self.segments.written(), self.segments.durable());
         let of = |volume: &Attached| {
-            let answer = volume.log.answerable(written).and_then(|logged| {
-                volume.due(now, volume.log.held(), u64::from(logged.room))
-            });
-            answer.into_iter().chain(volume.destager.wakes()).min()
+            let answer = volume
+                .log
+                .answerable(written)
+                .and_then(|logged| volume.due(now, u64::from(logged.room)));
+            answer.into_iter().chain(volume.wakes(durable)).min()
         };
         flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
     }
@@ -610,14 +611,25 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
-    /// Whether its destager waits for what there is now: the first record behind its frontier, durable up to this batch.
+    /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
     fn may_begin(&self, durable: u64) -> bool {
-        let first = self.log.record(self.log.frontier() + 1);
-        self.destager.is_idle() && first.is_some_and(|logged| logged.batch <= durable)
+        let first = self.log.frontier() + 1;
+        let logged = self.log.record(first).filter(|_| first <= self.log.acknowledged());
+        self.destager.is_idle() && logged.is_some_and(|logged| logged.batch <= durable)
     }
 
-    fn due(&self, now: Nanos, held: u64, room: u64) -> Option<Nanos> {
-        self.throttle.due(now, held, room)
+    /// When its destager goes on by itself, if there is anything for it.
+    fn wakes(&self, durable: u64) -> Option<Nanos> {
+        let any = !self.destager.is_idle() || self.may_begin(durable);
+        self.destager.wakes().filter(|_| any)
+    }
+
+    /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.
+    fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
+        if self.log.acknowledged() == self.log.frontier() {
+            return Some(now);
+        }
+        self.throttle.due(now, self.log.held(), room)
     }
 
     /// Where a dirty stretch lies on the device.
@@ -628,7 +640,8 @@ impl Attached {
         let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
-        let (first, end) = (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
+        let (first, end) =
+            (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
         let first_of_record = place - from;
         Some(Piece {
             at: dirty.at,

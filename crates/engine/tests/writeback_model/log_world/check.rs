@@ -38,7 +38,8 @@ impl World {
         match (dirty.holds, piece) {
             (Holds::Bytes(_), Some(piece)) if !zeros => {
                 let numbers = self.piece(v, piece)?;
-                if numbers.iter().any(|n| *n != whose) || numbers.len() as u64 * SECTOR != dirty.len {
+                if numbers.iter().any(|n| *n != whose) || numbers.len() as u64 * SECTOR != dirty.len
+                {
                     return Err(format!("v{v}: {dirty:?} of {whose} has bytes of {numbers:?}"));
                 }
             }
@@ -51,7 +52,9 @@ impl World {
     /// A volume holds no more of the log than it may, but for what is not answered.
     pub(super) fn check_held(&mut self) -> Checked {
         for v in 0..self.volumes.len() {
-            let Some(status) = self.log.status(self.now, self.volumes[v].attachment) else { continue };
+            let Some(status) = self.log.status(self.now, self.volumes[v].attachment) else {
+                continue;
+            };
             let [frontier, acknowledged, promised, last] = status.positions;
             if !(frontier <= acknowledged && promised <= acknowledged && acknowledged <= last) {
                 return Err(format!("v{v}: positions {:?}", status.positions));
@@ -65,7 +68,8 @@ impl World {
             let log = &self.volumes[v].log;
             let answered = frontier as usize..acknowledged as usize;
             let held: u64 = log[answered.clone()].iter().map(room).sum();
-            if status.held.0 != log[frontier as usize..last as usize].iter().map(room).sum::<u64>() {
+            if status.held.0 != log[frontier as usize..last as usize].iter().map(room).sum::<u64>()
+            {
                 return Err(format!("v{v}: it says that it holds {}", status.held.0));
             }
             // One record it may always hold.
@@ -123,10 +127,14 @@ impl World {
                 let before = &self.writes[other as usize];
                 let known = match volume.letter {
                     'c' => before.done <= write.issued,
-                    _ => before.done <= write.level || before.fua && before.answered <= write.issued,
+                    _ => {
+                        before.done <= write.level || before.fua && before.answered <= write.issued
+                    }
                 };
                 if known {
-                    return Err(format!("{number} is there, and not all of {other}, which its client knew"));
+                    return Err(format!(
+                        "{number} is there, and not all of {other}, which its client knew"
+                    ));
                 }
             }
         }

@@ -202,12 +202,16 @@ impl World {
             let Some(number) = number else {
                 // Of zeros it cannot be told whose they are: of any that is not older.
                 if !self.may_be_zero(v, sector, fresh) {
-                    return Err(format!("v{v}: a read of sector {sector} gives zeros, {fresh} was answered"));
+                    return Err(format!(
+                        "v{v}: a read of sector {sector} gives zeros, {fresh} was answered"
+                    ));
                 }
                 continue;
             };
             if self.place(v, number)? < self.place(v, fresh)? {
-                return Err(format!("v{v}: a read of sector {sector} gives {number}, {fresh} was answered"));
+                return Err(format!(
+                    "v{v}: a read of sector {sector} gives {number}, {fresh} was answered"
+                ));
             }
             // Who has seen it knows it.
             let write = &mut self.writes[number as usize];

@@ -50,7 +50,9 @@ impl World {
                         }
                     }
                 }
-                Io::FlushStore(volume) if self.rng.chance(0.5) => self.volumes[volume].store.flush(),
+                Io::FlushStore(volume) if self.rng.chance(0.5) => {
+                    self.volumes[volume].store.flush()
+                }
                 _ => {}
             }
         }
@@ -87,7 +89,8 @@ impl World {
             let mine = &found.volumes[&self.volumes[v].attachment];
             self.attach(v, mine.frontier);
             self.log.recover(self.now, self.volumes[v].attachment, mine);
-            let held = self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
+            let held =
+                self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
             self.volumes[v].may_hold = self.volumes[v].bound.max(held);
         }
         let mark = self.device.mark();
@@ -158,7 +161,9 @@ impl World {
                     None => self.writes[want as usize].kind != Kind::Write,
                 };
                 if !right {
-                    return Err(format!("v{v}: sector {sector} holds {number:?}, the prefix has {want}"));
+                    return Err(format!(
+                        "v{v}: sector {sector} holds {number:?}, the prefix has {want}"
+                    ));
                 }
                 sector += 1;
             }
@@ -174,7 +179,9 @@ impl World {
         for segment in 0..self.config.segments {
             let from = AT as usize + segment as usize * bytes;
             let area = &self.device.all()[from..from + bytes];
-            let Ok(header) = SegmentHeader::decode(&area[..sector as usize], CACHE) else { continue };
+            let Ok(header) = SegmentHeader::decode(&area[..sector as usize], CACHE) else {
+                continue;
+            };
             let mut at = sector;
             while (at as usize) < bytes {
                 let generation = header.generation;
@@ -188,7 +195,8 @@ impl World {
                 let mut frontier = None;
                 let mut entries = Vec::new();
                 for entry in batch.contents.entries() {
-                    let payload = &payload[entry.payload.start as usize..entry.payload.end as usize];
+                    let payload =
+                        &payload[entry.payload.start as usize..entry.payload.end as usize];
                     if entry.record.kind == RecordKind::Frontier {
                         frontier = Frontier::decode(payload).ok();
                         continue;

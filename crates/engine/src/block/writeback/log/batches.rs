@@ -3,7 +3,8 @@
 use larder_base::Nanos;
 use larder_format::block::write_log::batch::{Head, encode_header_of};
 use larder_format::block::write_log::{
-    BLOCK, Flags, Frontier, Kind as RecordKind, Record, SegmentHeader, Shape, VolumeFrontier, pieces,
+    BLOCK, Flags, Frontier, Kind as RecordKind, Record, SegmentHeader, Shape, VolumeFrontier,
+    pieces,
 };
 
 use super::super::segments::{Placed, Purpose};
@@ -147,7 +148,8 @@ impl<B: Clone> WriteLog<B> {
     /// A FRONTIER would let go of a record in the oldest segment.
     fn releases(&self) -> bool {
         let last = self.segments.last_of_oldest();
-        let holds = |log: &VolumeLog| log.record(log.frontier() + 1).is_some_and(|r| r.batch <= last);
+        let holds =
+            |log: &VolumeLog| log.record(log.frontier() + 1).is_some_and(|r| r.batch <= last);
         self.volumes.values().any(|v| v.untold && v.stored > v.log.frontier() && holds(&v.log))
     }
 

@@ -112,7 +112,9 @@ impl<B: Clone> WriteLog<B> {
         out: &mut Vec<Asked>,
         asks: &mut Asks<B>,
     ) {
-        self.destage(now, attachment, out, asks, |v, takes| v.destager.flushed(now, outcome, takes));
+        self.destage(now, attachment, out, asks, |v, takes| {
+            v.destager.flushed(now, outcome, takes)
+        });
     }
 
     /// The journal has an epoch, volatile perhaps, or not.
