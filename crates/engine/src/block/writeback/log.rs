@@ -252,12 +252,13 @@ pub struct WriteLog<B> {
     before: u64,
     volumes: BTreeMap<u32, Attached>,
     waiting: VecDeque<Append<B>>,
+    /// There was no room for them, or for a FRONTIER.
+    full: bool,
     /// Batches under way, by number: what is tried again if it fails, and how often it was.
     writing: BTreeMap<u64, (ToWrite<B>, u32)>,
     flushes: Vec<Flushing>,
-    /// What the flush of the device that is under way makes durable, and how often it has failed.
+    /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
-    flush_failures: u32,
     /// Somebody waits for the next one.
     flush_wanted: bool,
     /// Bytes that were written and not flushed, and since when there are any.
@@ -265,6 +266,8 @@ pub struct WriteLog<B> {
     unflushed_since: Option<Nanos>,
     /// Why nothing is logged any more.
     closed: Option<&'static str>,
+    /// A flush has failed: what was not durable by then never counts as durable.
+    unsure: bool,
     fault: Fault,
 }
 
@@ -289,14 +292,15 @@ impl<B: Clone> WriteLog<B> {
             before,
             volumes: BTreeMap::new(),
             waiting: VecDeque::new(),
+            full: false,
             writing: BTreeMap::new(),
             flushes: Vec::new(),
             flushing: None,
-            flush_failures: 0,
             flush_wanted: false,
             unflushed: 0,
             unflushed_since: None,
             closed: None,
+            unsure: false,
             fault: Fault::default(),
         }
     }
@@ -435,6 +439,9 @@ impl<B: Clone> WriteLog<B> {
             asks.answers.push((flush.op, false));
             return asks.steps.push(flush.attachment);
         }
+        if self.unsure {
+            return asks.answers.push((flush.op, true));
+        }
         self.flush_wanted = true;
         self.flushes.push(flush);
     }
@@ -526,7 +533,7 @@ impl<B: Clone> WriteLog<B> {
             || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
         let covers = self.segments.flush_begins();
         let anything = covers > self.segments.durable();
-        if self.flushing.is_some() || !(self.flush_wanted || behind) || !anything {
+        if self.flushing.is_some() || self.unsure || !(self.flush_wanted || behind) || !anything {
             return;
         }
         self.flush_wanted = false;
@@ -543,9 +550,10 @@ impl<B: Clone> WriteLog<B> {
         if !done {
             // What was not flushed may be gone though it can be read: it is not tried again.
             self.close("the cache device could not be flushed", asks);
-            return;
+            self.unsure = true;
+            let flushes = std::mem::take(&mut self.flushes);
+            return asks.answers.extend(flushes.iter().map(|flush| (flush.op, true)));
         }
-        self.flush_failures = 0;
         self.segments.flushed(covers);
         let durable = self.segments.durable();
         let ready: Vec<Flushing> =
@@ -595,9 +603,6 @@ impl<B: Clone> WriteLog<B> {
         self.closed.get_or_insert(why);
         for append in self.waiting.drain(..) {
             asks.answers.push((append.op, true));
-        }
-        for flush in std::mem::take(&mut self.flushes) {
-            asks.answers.push((flush.op, true));
         }
         for volume in self.volumes.values_mut() {
             asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
