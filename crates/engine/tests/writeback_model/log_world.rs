@@ -406,7 +406,7 @@ impl World {
                 return Err(format!("it wakes at {wakes:?} again and again: {:?}", self.log));
             }
         }
-        Err("it does not come to an end".to_owned())
+        Err(format!("it does not come to an end: {:?}, {:?}", self.now, self.log))
     }
 }
 

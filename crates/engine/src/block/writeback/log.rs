@@ -263,6 +263,8 @@ pub struct WriteLog<B> {
     before: u64,
     volumes: BTreeMap<u32, Attached>,
     waiting: VecDeque<Append<B>>,
+    /// There was no room for them, or for a FRONTIER.
+    full: bool,
     /// Batches under way, by number: what is tried again if it fails, and how often it was.
     writing: BTreeMap<u64, (ToWrite<B>, u32)>,
     /// What of a volume is being copied out of the way, the hash of the last batch of each parked segment of this run, and how many batches were
@@ -271,9 +273,8 @@ pub struct WriteLog<B> {
     parked_before: BTreeMap<u64, u64>,
     parks_written: u64,
     flushes: Vec<Flushing>,
-    /// What the flush of the device that is under way makes durable, and how often it has failed.
+    /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
-    flush_failures: u32,
     /// Somebody waits for the next one.
     flush_wanted: bool,
     /// Bytes that were written and not flushed, and since when there are any.
@@ -283,6 +284,8 @@ pub struct WriteLog<B> {
     bytes: u64,
     /// Why nothing is logged any more.
     closed: Option<&'static str>,
+    /// A flush has failed: what was not durable by then never counts as durable.
+    unsure: bool,
     fault: Fault,
 }
 
@@ -307,18 +310,19 @@ impl<B: Clone> WriteLog<B> {
             before,
             volumes: BTreeMap::new(),
             waiting: VecDeque::new(),
+            full: false,
             writing: BTreeMap::new(),
             parking: None,
             parked_before: BTreeMap::new(),
             parks_written: 0,
             flushes: Vec::new(),
             flushing: None,
-            flush_failures: 0,
             flush_wanted: false,
             unflushed: 0,
             unflushed_since: None,
             bytes: 0,
             closed: None,
+            unsure: false,
             fault: Fault::default(),
         }
     }
@@ -516,6 +520,9 @@ impl<B: Clone> WriteLog<B> {
             asks.answers.push((flush.op, false));
             return asks.steps.push(flush.attachment);
         }
+        if self.unsure {
+            return asks.answers.push((flush.op, true));
+        }
         self.flush_wanted = true;
         self.flushes.push(flush);
     }
@@ -585,8 +592,7 @@ impl<B: Clone> WriteLog<B> {
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                let (held, room) = (volume.log.held(), u64::from(logged.room));
-                if volume.due(now, held, room).is_none_or(|due| due > now) {
+                if volume.due(now, u64::from(logged.room)).is_none_or(|due| due > now) {
                     break;
                 }
                 volume.throttle.acknowledged(now);
@@ -613,7 +619,7 @@ impl<B: Clone> WriteLog<B> {
             || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
         let covers = self.segments.flush_begins();
         let anything = covers > self.segments.durable() || self.copy_waits();
-        if self.flushing.is_some() || !(self.flush_wanted || behind) || !anything {
+        if self.flushing.is_some() || self.unsure || !(self.flush_wanted || behind) || !anything {
             return;
         }
         self.flush_wanted = false;
@@ -631,9 +637,10 @@ impl<B: Clone> WriteLog<B> {
         if !done {
             // What was not flushed may be gone though it can be read: it is not tried again.
             self.close("the cache device could not be flushed", asks);
-            return;
+            self.unsure = true;
+            let flushes = std::mem::take(&mut self.flushes);
+            return asks.answers.extend(flushes.iter().map(|flush| (flush.op, true)));
         }
-        self.flush_failures = 0;
         self.segments.flushed(covers);
         self.copy_flushed();
         let durable = self.segments.durable();
@@ -659,7 +666,8 @@ impl<B: Clone> WriteLog<B> {
         self.acknowledge(now, asks);
         self.form(now, asks);
         self.flush_device(now, asks);
-        let due = |v: &Attached| v.destager.wakes().is_some_and(|at| now >= at);
+        let durable = self.segments.durable();
+        let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
         asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
     }
 
@@ -669,16 +677,13 @@ impl<B: Clone> WriteLog<B> {
         let can = self.flushing.is_none() && self.segments.flush_begins() > self.segments.durable();
         let flush = self.unflushed_since.filter(|_| can);
         let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
-        let written = self.segments.written();
+        let (written, durable) = (self.segments.written(), self.segments.durable());
         let of = |volume: &Attached| {
             let answer = volume
                 .log
                 .answerable(written)
-                .and_then(|logged| volume.due(now, volume.log.held(), u64::from(logged.room)));
-            // A period that is over without anything to destage ends when there is.
-            let destage =
-                volume.destager.wakes().filter(|at| !volume.destager.is_idle() || *at > now);
-            answer.into_iter().chain(destage).min()
+                .and_then(|logged| volume.due(now, u64::from(logged.room)));
+            answer.into_iter().chain(volume.wakes(durable)).min()
         };
         flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
     }
@@ -688,9 +693,6 @@ impl<B: Clone> WriteLog<B> {
         self.closed.get_or_insert(why);
         for append in self.waiting.drain(..) {
             asks.answers.push((append.op, true));
-        }
-        for flush in std::mem::take(&mut self.flushes) {
-            asks.answers.push((flush.op, true));
         }
         for volume in self.volumes.values_mut() {
             asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
@@ -709,14 +711,25 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
-    /// Whether its destager waits for what there is now: the first record behind its frontier, durable up to this batch.
+    /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
     fn may_begin(&self, durable: u64) -> bool {
-        let first = self.log.record(self.log.frontier() + 1);
-        self.destager.is_idle() && first.is_some_and(|logged| logged.batch <= durable)
+        let first = self.log.frontier() + 1;
+        let logged = self.log.record(first).filter(|_| first <= self.log.acknowledged());
+        self.destager.is_idle() && logged.is_some_and(|logged| logged.batch <= durable)
     }
 
-    fn due(&self, now: Nanos, held: u64, room: u64) -> Option<Nanos> {
-        self.throttle.due(now, held, room)
+    /// When its destager goes on by itself, if there is anything for it.
+    fn wakes(&self, durable: u64) -> Option<Nanos> {
+        let any = !self.destager.is_idle() || self.may_begin(durable);
+        self.destager.wakes().filter(|_| any)
+    }
+
+    /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.
+    fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
+        if self.log.acknowledged() == self.log.frontier() {
+            return Some(now);
+        }
+        self.throttle.due(now, self.log.held(), room)
     }
 
     /// Where a dirty stretch lies on the device.

@@ -235,16 +235,18 @@ impl Segments {
         if left? < reserve {
             return None;
         }
-        self.number += 1;
-        self.ahead.push_back(false);
         let bytes = if opens { with_frontier } else { bytes };
         if opens {
-            self.generation += 1;
-            let (generation, first) = (self.generation, self.number);
             let segment = self.free.pop_front()?;
+            self.generation += 1;
+            let (generation, first) = (self.generation, self.number + 1);
             let found = Found { segment, generation, first, used: 0, records: 0 };
             self.live.push_back(Live { found, pins: 0 });
+            // The one before was open, and nothing may need it any more: the FRONTIER that comes first says so.
+            self.retire();
         }
+        self.number += 1;
+        self.ahead.push_back(false);
         let open = &mut self.live.back_mut()?.found;
         let placed = Placed {
             number: self.number,

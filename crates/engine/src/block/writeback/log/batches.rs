@@ -59,9 +59,17 @@ impl<B: Clone> WriteLog<B> {
     /// As long as fewer batches are under way than may be, all that waits becomes one more. What the log is to know rides along.
     pub(super) fn form(&mut self, now: Nanos, asks: &mut Asks<B>) {
         while self.closed.is_none() && self.writing.len() < self.config.depth as usize {
+            self.full = false;
             if !(self.form_clients(now, asks) || self.form_frontier(now, asks)) {
-                return asks.steps.extend(self.parks());
+                break;
             }
+        }
+        if self.full {
+            // Room is wanted from all, also from those whose time has not come.
+            let durable = self.segments.durable();
+            let begin = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
+            asks.steps.extend(begin.map(|(&attachment, _)| attachment));
+            asks.steps.extend(self.parks());
         }
     }
 
@@ -85,9 +93,9 @@ impl<B: Clone> WriteLog<B> {
         let bytes = if tells { with } else { alone };
         let count = records.len() as u32;
         let place = (bytes.bytes(sector), with.bytes(sector));
-        let Some(placed) = self.segments.place(Purpose::Clients, place.0, place.1, count) else {
-            return false;
-        };
+        let placed = self.segments.place(Purpose::Clients, place.0, place.1, count);
+        self.full |= placed.is_none();
+        let Some(placed) = placed else { return false };
         let tells = tells || placed.opens;
         let header = if tells { with } else { alone }.header_bytes();
         let first = self.first(&placed) + u64::from(header);
@@ -127,22 +135,19 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch of a FRONTIER alone, where one is wanted and rides on no other.
     fn form_frontier(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
-        if !self.tells() && !(self.starved() && self.segments.would_free()) {
+        if !self.tells() && !(self.full && self.segments.would_free()) {
             return false;
         }
         let table = Record::frontier(self.frontier().bytes());
         let Some(shape) = Shape::default().with(&table) else { return false };
         let bytes = shape.bytes(self.config.geometry.sector());
         let purpose = if self.releases() { Purpose::Release } else { Purpose::Frontier };
-        let Some(placed) = self.segments.place(purpose, bytes, bytes, 0) else { return false };
+        let placed = self.segments.place(purpose, bytes, bytes, 0);
+        self.full |= placed.is_none();
+        let Some(placed) = placed else { return false };
         let table = self.say(placed.number);
         self.write(now, &placed, Some(table), Vec::new(), (Vec::new(), Vec::new()), asks);
         true
-    }
-
-    /// Writes wait though a batch could be under way: there is no room.
-    fn starved(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     /// A FRONTIER would let go of a record in the oldest segment.

@@ -83,13 +83,12 @@ impl<B: Clone> WriteLog<B> {
     /// Begins what may begin of a volume's destage.
     pub fn step(&mut self, now: Nanos, attachment: u32, out: &mut Vec<Asked>, asks: &mut Asks<B>) {
         let durable = self.segments.durable();
-        let starved = !self.waiting.is_empty();
+        let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
             let bound = volume.throttle.bound();
             let full = volume.log.held() * 2 >= bound;
             let hurry = volume.draining || starved || full;
-            let pressed = volume.draining || starved || full;
-            volume.destager.step(&volume.log, now, durable, (hurry, pressed), takes);
+            volume.destager.step(&volume.log, now, durable, (hurry, hurry), takes);
         });
         out.extend(self.park(attachment).map(Asked::Park));
     }
