@@ -10,6 +10,7 @@
 //! | [`destager`] | when a window or epoch begins, what the store and the journal are asked for, when the log is let go |
 //! | [`marker`] | who may serve a volume; the steps of attach, detach, carrying, taking up, recovering |
 //! | [`segments`] | where the next batch goes, what is written and durable, when a segment is used again |
+//! | [`scan`] | what a start reads of the log, and what it could not read |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound |
 //!
@@ -21,6 +22,7 @@ pub mod marker;
 pub mod overlay;
 mod planted;
 pub mod recovery;
+pub mod scan;
 pub mod segments;
 pub mod throttle;
 pub mod volume_log;
