@@ -109,10 +109,10 @@ fn look(
     record: Option<&WrittenBack>,
     (uuid, run): (Uuid, u64),
     wish: &BackWish,
-    found: Option<&Recovered>,
+    found: Option<(&Recovered, &scan::Scan)>,
 ) -> Result<Option<Looked>, CacheError> {
     let name = &volume.name;
-    let logged = record.and_then(|record| found?.volumes.get(&record.attachment));
+    let logged = record.and_then(|record| found?.0.volumes.get(&record.attachment));
     let logged = logged.map_or(0, |volume| volume.marker);
     let writes_back = wish.back.is_some();
     let at = match &wish.marker {
@@ -240,7 +240,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     };
     let log = match asked.is_empty() && scanned.batches.is_empty() {
         true => WriteLog::new(config),
-        false => WriteLog::found(config, &found, found.chain.before),
+        false => WriteLog::found(config, &found, &scanned),
     };
     let back = Back::new(log, (sb.uuid, run.unwrap_or(sb.epoch)));
     if core.back.set(back).is_err() {
@@ -248,7 +248,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     }
     for volume in volumes.iter().filter(|volume| !through(volume)) {
         let written = record(&volume.name).and_then(|v| v.write_back);
-        core.write_back(volume, written, was, &wish(volume), Some(&found))?;
+        core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)))?;
     }
     call_log(&**core, None, |log, asks| log.recovered(asks));
     Ok(())
@@ -265,7 +265,7 @@ impl Core {
         record: Option<WrittenBack>,
         was: (Uuid, u64),
         wish: &BackWish,
-        found: Option<&Recovered>,
+        found: Option<(&Recovered, &scan::Scan)>,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
         let fail = |reason: String| volume_error(name, reason);
@@ -278,7 +278,6 @@ impl Core {
             Order::Journaled(_) => Some(journal_of(self, volume)?),
             _ => None,
         };
-        let mut epoch = 0;
         let mut looked = look(volume, record.as_ref(), was, wish, found)?;
         let judged = match &looked {
             Some(looked) => looked.judged,
@@ -298,7 +297,8 @@ impl Core {
             Verdict::GoOn => {
                 let record =
                     record.ok_or_else(|| fail("the cache knows nothing of it".to_owned()))?;
-                let found = found.and_then(|found| found.volumes.get(&record.attachment));
+                let scanned = found.map(|(_, scanned)| scanned);
+                let found = found.and_then(|(found, _)| found.volumes.get(&record.attachment));
                 if found.is_some_and(|found| found.gap) {
                     return Err(fail(
                         "writes of it that this cache alone had are lost in the midst of others: `larder block recover` gives up all of them"
@@ -331,21 +331,14 @@ impl Core {
                     }
                     None => None,
                 };
-                epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
+                let epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
+                let applied = applied.map_or(0, |applied| applied.last);
+                let frontier = found.map_or(record.began, |found| found.frontier).max(applied);
                 let state = WrittenBack { order: order_of(config.order), ..record };
-                self.attach_log(
-                    volume,
-                    &state,
-                    &config,
-                    found.map_or(state.began, |f| f.frontier),
-                    (number, epoch),
-                );
-                if let Some(found) = found {
+                self.attach_log(volume, &state, &config, frontier, (number, epoch));
+                if let Some((found, scanned)) = found.zip(scanned) {
                     let now = self.now();
-                    back.log().recover(now, state.attachment, found);
-                    if let Some(applied) = &applied {
-                        back.log().applied(state.attachment, applied.last);
-                    }
+                    back.log().recover(now, state.attachment, found, scanned);
                 }
                 state
             }

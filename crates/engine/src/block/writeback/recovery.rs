@@ -12,19 +12,16 @@ use std::collections::BTreeMap;
 use larder_format::block::write_log::chain::{self, Reading};
 use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record};
 
-use super::log::Sums;
 use super::planted::{Fault, Planted};
 use super::segments::{Found, Parked};
 
 /// A record of a batch that verifies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The record.
     pub record: Record,
     /// Where its payload lies in the log's area.
     pub place: u64,
-    /// Checksums of its payload, one for each 4 KiB.
-    pub sums: Sums,
     /// Its payload can be read, as far as is known: of a batch in the tail it was verified, or the batch is not there.
     pub readable: bool,
     /// Which checksums are its payload's: [`Scan::sums`](super::scan::Scan::sums).
@@ -49,7 +46,7 @@ pub struct Scanned {
 }
 
 /// A record that is to be destaged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dirty {
     /// The record, its place, and whether it can be read.
     pub entry: Entry,
@@ -131,7 +128,7 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
         let highest = dirty.keys().next_back().copied().unwrap_or(frontier);
         while let Some(record) = dirty.get(&(volume.last + 1)) {
             volume.last += 1;
-            volume.records.push(record.clone());
+            volume.records.push(*record);
         }
         // What batches behind the last hole say of it: nothing, and its last records may be in the hole. Without a hole they may have been
         // in a parked segment that is lost.
@@ -169,7 +166,6 @@ fn add(dirty: &mut BTreeMap<u64, Dirty>, batch: &Scanned, number: u32, parked: O
                 continue;
             }
             let batch = batch.link.number;
-            let entry = entry.clone();
             dirty.insert(entry.record.sequence, Dirty { entry, batch, parked });
         }
     }
