@@ -5,15 +5,14 @@ use std::str::FromStr;
 
 use larder_base::Nanos;
 
-use super::{BackConfig, Grain, Order, Pace};
+use super::{BackConfig, Cuts, Grain, Order, Pace};
 
 /// What every write-back mode begins with.
 pub const BACK: &str = "back:";
 /// The whole of it, for messages.
-pub const FORM: &str =
-    "back:any or back:ordered[,grain=flush|completion][,destage=async|periodic:SECONDS|none]";
+pub const FORM: &str = "back:any, back:journaled or back:ordered[,grain=flush|completion][,destage=async|periodic:SECONDS|none]";
 
-const ORDERS: &str = "choose any or ordered";
+const ORDERS: &str = "choose any, ordered or journaled";
 const GRAINS: &str = "choose flush or completion";
 const PACES: &str = "choose async, periodic:SECONDS or none";
 /// Most seconds between two windows: a day.
@@ -32,9 +31,7 @@ pub enum NotBack {
     #[error("grain='{0}' is no grain: {GRAINS}")]
     Grain(String),
     /// A grain of an order that has none.
-    #[error(
-        "grain= is of order 'ordered' alone: write back:any without it, or choose back:ordered"
-    )]
+    #[error("grain= is of order 'ordered' alone: leave it out, or choose back:ordered")]
     GrainOfAny,
     /// A time to destage that there is not.
     #[error("destage='{0}' is no time to destage: {PACES}")]
@@ -71,6 +68,8 @@ impl FromStr for BackConfig {
             ("any", None) => Order::Any,
             ("any", Some(_)) => return Err(NotBack::GrainOfAny),
             ("ordered", grain) => Order::Ordered(grain.unwrap_or_default()),
+            ("journaled", None) => Order::Journaled(Cuts::Flushes),
+            ("journaled", Some(_)) => return Err(NotBack::GrainOfAny),
             _ => return Err(NotBack::Order(order.to_owned())),
         };
         Ok(BackConfig { order, pace: pace.unwrap_or_default(), dirty_max: None })
@@ -137,6 +136,8 @@ mod tests {
     fn what_is_said_is_read_and_said_again() {
         for text in [
             "back:any",
+            "back:journaled",
+            "back:journaled,destage=periodic:5",
             "back:ordered",
             "back:ordered,grain=completion",
             "back:any,destage=none",
@@ -154,8 +155,9 @@ mod tests {
     fn what_cannot_be_meant_is_refused_with_what_can() {
         for (text, words) in [
             ("hdd-ssd", &["hdd-ssd", "back:ordered"][..]),
-            ("back:", &["no order", "any or ordered"]),
-            ("back:journaled", &["'journaled'", "any or ordered"]),
+            ("back:", &["no order", "any, ordered or journaled"]),
+            ("back:journal", &["'journal'", "any, ordered or journaled"]),
+            ("back:journaled,grain=flush", &["grain=", "'ordered' alone"]),
             ("back:Ordered", &["'Ordered'"]),
             ("back:any,grain=flush", &["grain=", "'ordered' alone"]),
             ("back:ordered,grain=line", &["grain='line'", "flush or completion"]),

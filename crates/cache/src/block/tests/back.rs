@@ -142,3 +142,70 @@ fn a_volume_without_a_marker_says_so_or_does_without() {
     drop(cache);
     assert!(!dir.path().join("disk.larder").exists());
 }
+
+/// The cache is lost at a random moment: store and journal together are what the volume was at a flush, or where an epoch had to end elsewhere.
+#[test]
+fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
+    const LINES: u64 = 32;
+    for seed in 0..12 {
+        let dir = TempDir::new().unwrap();
+        let mut rng = Rng::new(seed);
+        let order = Order::Journaled(crate::block::back::Cuts::Flushes);
+        let config = BackConfig { order, pace: Pace::Async, dirty_max: None };
+        let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let done = |pending: crate::block::Pending<()>| {
+            while !pending.is_done() {
+                cache.turn().unwrap();
+            }
+            pending.wait().unwrap();
+        };
+        let mut plain = vec![0u8; (LINES * 4096) as usize];
+        let mut cuts = vec![plain.clone()];
+        for _ in 0..rng.range(20, 200) {
+            let (line, byte) = (rng.below(LINES), rng.next_u64() as u8);
+            let range = (line * 4096) as usize..((line + 1) * 4096) as usize;
+            if rng.chance(0.1) {
+                plain[range].fill(0);
+                done(disk.zero(line * 4096, 4096));
+            } else {
+                plain[range].fill(byte);
+                done(disk.write(line * 4096, [byte; 4096]));
+            }
+            if rng.chance(0.2) {
+                done(disk.flush());
+                cuts.push(plain.clone());
+            }
+            for _ in 0..rng.below(6) {
+                cache.turn().unwrap();
+            }
+            if rng.chance(0.1) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let status = cache.core().back_status("disk").unwrap();
+        let marker = std::fs::read(dir.path().join("disk.larder")).unwrap();
+        let [a, b] = [&marker[..4096], &marker[4096..8192]];
+        let marker = larder_format::block::marker::choose(a, b).unwrap().marker;
+        // Before anything ends in good order.
+        let image = std::fs::read(dir.path().join("disk")).unwrap();
+        let path = dir.path().join("disk.larder.journal");
+        let journal = std::fs::read(&path).unwrap();
+        drop((disk, cache));
+        std::fs::write(dir.path().join("disk"), image).unwrap();
+        std::fs::write(&path, journal).unwrap();
+        let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+        let options = OpenOptions { watch: false, ..OpenOptions::default() };
+        let backing = backing::open_with(&uri, &options).unwrap();
+        let of = crate::block::back::journal::Of {
+            volume: marker.volume,
+            cache: marker.cache,
+            generation: marker.generation,
+        };
+        let journal = crate::block::back::journal::Journal::open(&path, false).unwrap();
+        let applied = journal.apply(of, &*backing).unwrap();
+        let left = store(dir.path());
+        let at = cuts.iter().rposition(|cut| left[..plain.len()] == cut[..]);
+        assert!(at.is_some(), "seed {seed}: {applied:?} {status:?}");
+    }
+}
