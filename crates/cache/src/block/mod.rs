@@ -93,7 +93,7 @@ use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::Inbox;
 use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Sum};
-use larder_format::block::{BlockSuperblock, Layout};
+use larder_format::block::Layout;
 use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
@@ -455,10 +455,6 @@ impl Core {
     fn new_mailbox() -> std::io::Result<Mailbox> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Mailbox { inbox: Mutex::default(), event, changed: Condvar::new() })
-    }
-
-    fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
-        open::read_superblock(device)
     }
 }
 

@@ -28,7 +28,7 @@ use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without};
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
-use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
+use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME};
 use larder_format::block::{
     BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
 };
@@ -423,6 +423,15 @@ pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, C
     })
 }
 
+/// The same, of a device that is to be served: one with a write log is refused, and left alone.
+pub(super) fn superblock_to_serve(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
+    let sb = read_superblock(device)?;
+    match sb.check_written_through() {
+        Ok(()) => Ok(sb),
+        Err(source) => Err(CacheError::Superblock { path: device.name().to_string(), source }),
+    }
+}
+
 /// What was never formatted may hold somebody's data: nobody is told to format it.
 fn not_a_cache(path: String) -> CacheError {
     CacheError::NotACache { path, reason: "it has no superblock of one".to_owned() }
@@ -478,7 +487,7 @@ fn open_as(
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
     }
-    let sb = Core::superblock_of(&device)?;
+    let sb = superblock_to_serve(&device)?;
     // One that was formatted by an earlier version has room for its map from now on.
     if !sb.layout.is_sparse()
         && let Err(error) = device.allocate(sb.layout.data)
@@ -775,8 +784,8 @@ pub(super) fn cannot_come(NoPlace { name, bytes, why }: &NoPlace) -> CacheError 
             "it has {bytes} bytes but had {had} when it was last attached: restore its size, attach it under another name, or \
              forget what was (`larder block drop`)"
         ),
-        CannotCome::TooMany => format!(
-            "the cache knows {MAX_VOLUMES} volumes already: `larder block drop` forgets one that is not attached"
+        CannotCome::TooMany(most) => format!(
+            "the cache knows {most} volumes already: `larder block drop` forgets one that is not attached"
         ),
         CannotCome::NoRoom => format!(
             "{bytes} bytes do not fit in the line space of this cache: `larder block drop` forgets volumes that are not attached"

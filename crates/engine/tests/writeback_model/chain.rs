@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use larder_base::Rng;
-use larder_engine::block::writeback::log::Sums;
 use larder_engine::block::writeback::recovery::{Entry, Recovered, Scanned, recover};
 use larder_engine::block::writeback::segments::{Config, Oldest, Placed, Purpose, Segments};
 use larder_engine::block::writeback::{Fault, Planted};
@@ -185,7 +184,7 @@ impl Chain {
         };
         // What is written is the number of the write.
         let place = self.volumes[v].truth.get(sequence as usize - 1).map_or(self.next, |t| t.1);
-        Entry { record, place, sums: Sums::new(&[]), readable: true }
+        Entry { record, place, readable: true, sums: 0 }
     }
 
     fn write(&mut self) {

@@ -33,6 +33,7 @@ use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
 use super::planted::Fault;
 use super::recovery::Recovered;
+use super::scan::Scan;
 use super::segments::{self, Segments};
 use super::throttle::Throttle;
 use super::volume_log::{Kind, VolumeLog};
@@ -277,12 +278,14 @@ impl<B: Clone> WriteLog<B> {
         WriteLog::with(config, Segments::new(config.segments()), 0)
     }
 
-    /// The log as a start has found it. `before` is what the chain calls its last batch. Its volumes are to be attached
-    /// ([`WriteLog::attach`]) and given what was found of them ([`WriteLog::recover`]).
-    pub fn found(config: Config, found: &Recovered, before: u64) -> WriteLog<B> {
-        let last = (found.generation, found.chain.next.saturating_sub(1));
+    /// The log as a start has found it, and read with `scan`. Its volumes are to be attached ([`WriteLog::attach`]) and given what was found
+    /// of them ([`WriteLog::recover`]); when the device is flushed, [`WriteLog::recovered`].
+    pub fn found(config: Config, found: &Recovered, scan: &Scan) -> WriteLog<B> {
+        // A crash may have left batches of generations that no header names any more: not of more than there are segments.
+        let generation = found.generation.max(scan.generation) + u64::from(config.segments);
+        let last = (generation, found.chain.next.saturating_sub(1));
         let segments = Segments::found(config.segments(), &found.live, &found.parked, last);
-        WriteLog::with(config, segments, before)
+        WriteLog::with(config, segments, found.chain.before)
     }
 
     fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
@@ -348,11 +351,25 @@ impl<B: Clone> WriteLog<B> {
         self.segments.set_reserve(self.config.reserve(self.volumes.len()));
     }
 
-    /// What a start has found of a volume that was just attached: dirty and answered.
-    pub fn recover(&mut self, now: Nanos, attachment: u32, found: &super::recovery::Volume) {
+    /// What a start has found of a volume that was just attached, and read with `scan`: dirty and answered. What its frontier covers, which may
+    /// be a marker's, is let go.
+    pub fn recover(
+        &mut self,
+        now: Nanos,
+        attachment: u32,
+        found: &super::recovery::Volume,
+        scan: &Scan,
+    ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         for dirty in &found.records {
             let record = &dirty.entry.record;
+            if record.sequence <= volume.log.frontier() {
+                match dirty.parked {
+                    Some(generation) => self.segments.let_go_parked(generation, Some(1)),
+                    None => self.segments.let_go(dirty.batch),
+                }
+                continue;
+            }
             let kind = match record.kind {
                 larder_format::block::write_log::Kind::Zero => Kind::Zero,
                 larder_format::block::write_log::Kind::Trim => Kind::Trim,
@@ -367,7 +384,7 @@ impl<B: Clone> WriteLog<B> {
                 room: batches::room(record.payload_bytes()),
             };
             volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(dirty.entry.sums.clone());
+            volume.sums.push_back(Sums::new(scan.sums(&dirty.entry)));
             volume.since.push_back((record.sequence, now));
             if !dirty.entry.readable {
                 let range = record.offset..record.offset + record.length;

@@ -12,21 +12,20 @@ use std::collections::BTreeMap;
 use larder_format::block::write_log::chain::{self, Reading};
 use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record};
 
-use super::log::Sums;
 use super::planted::{Fault, Planted};
 use super::segments::{Found, Parked};
 
 /// A record of a batch that verifies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The record.
     pub record: Record,
     /// Where its payload lies in the log's area.
     pub place: u64,
-    /// Checksums of its payload, one for each 4 KiB.
-    pub sums: Sums,
     /// Its payload can be read, as far as is known: of a batch in the tail it was verified, or the batch is not there.
     pub readable: bool,
+    /// Which checksums are its payload's: [`Scan::sums`](super::scan::Scan::sums).
+    pub sums: u32,
 }
 
 /// A batch whose header verifies. One in the tail is whole, payload included.
@@ -47,7 +46,7 @@ pub struct Scanned {
 }
 
 /// A record that is to be destaged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dirty {
     /// The record, its place, and whether it can be read.
     pub entry: Entry,
@@ -129,17 +128,18 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
         let highest = dirty.keys().next_back().copied().unwrap_or(frontier);
         while let Some(record) = dirty.get(&(volume.last + 1)) {
             volume.last += 1;
-            volume.records.push(record.clone());
+            volume.records.push(*record);
         }
-        // What batches behind the last hole say of it: nothing, and its last records may be in the hole.
+        // What batches behind the last hole say of it: nothing, and its last records may be in the hole. Without a hole they may have been
+        // in a parked segment that is lost.
         let hole = chain.damaged.last().map(|lost| lost.end);
-        let behind = counts.iter().filter(|b| hole.is_some_and(|end| b.link.number >= end));
+        let behind = counts.iter().filter(|b| hole.is_none_or(|end| b.link.number >= end));
         let named = behind.flat_map(|batch| {
             let last = batch.frontier.as_ref().and_then(|f| f.volume(number)).map(|f| f.last);
             let seen = batch.entries.iter().filter(|e| e.record.attachment == number);
             last.into_iter().chain(seen.map(|e| e.record.sequence))
         });
-        let unknown = hole.is_some() && named.max().is_none_or(|named| volume.last < named);
+        let unknown = named.max().map_or(hole.is_some(), |named| volume.last < named);
         volume.gap = (volume.last < highest || unknown) && !fault.is(Planted::GapIgnored);
         found.insert(number, volume);
     }
@@ -155,12 +155,17 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
     recovered
 }
 
-/// The volume's records of this batch; a later one of the same sequence takes the place of an earlier one.
+/// The volume's records of this batch; a later one of the same sequence takes the place of an earlier one, unless only the earlier one can
+/// be read.
 fn add(dirty: &mut BTreeMap<u64, Dirty>, batch: &Scanned, number: u32, parked: Option<u64>) {
-    for entry in &batch.entries {
+    let reads = |entry: &Entry| entry.readable && !entry.record.flags.unreadable;
+    for &entry in &batch.entries {
         if entry.record.attachment == number && entry.record.kind != Kind::Frontier {
+            let before = dirty.get(&entry.record.sequence);
+            if before.is_some_and(|before| reads(&before.entry)) && !reads(&entry) {
+                continue;
+            }
             let batch = batch.link.number;
-            let entry = entry.clone();
             dirty.insert(entry.record.sequence, Dirty { entry, batch, parked });
         }
     }
