@@ -20,7 +20,7 @@
 mod connection_pool;
 mod link;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod words;
 
 use std::collections::{BTreeMap, VecDeque};

@@ -12,6 +12,7 @@ use larder_engine::block::volumes::Found;
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
+use super::back::BackWish;
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::steps::At;
@@ -23,10 +24,10 @@ use crate::block::volume::Volume;
 pub enum Detaching {
     /// So many clients still use the volume.
     Clients(u64),
+    /// So many bytes of the write log are still to come to its store.
+    Dirty(u64),
     /// Operations end.
     Draining,
-    /// So many bytes of its log are still to be destaged.
-    Dirty(u64),
     /// So many regions wait to be made durable.
     Durable(u64),
 }
@@ -47,6 +48,20 @@ impl Core {
         volume: &Arc<Volume>,
         trust: bool,
     ) -> Result<Result<(), String>, CacheError> {
+        let marker = self.config.wish_of(volume.name()).marker;
+        self.attach_as(volume, trust, &BackWish { back: None, marker })
+    }
+
+    /// The same of a volume that may write back, and where its marker is.
+    ///
+    /// # Errors
+    /// As [`Core::attach`], and when its marker forbids it.
+    pub fn attach_as(
+        &self,
+        volume: &Arc<Volume>,
+        trust: bool,
+        wish: &BackWish,
+    ) -> Result<Result<(), String>, CacheError> {
         let name = volume.name().to_owned();
         if self.volume(&name).is_some() {
             let reason = "it is attached already: choose another name".to_owned();
@@ -57,6 +72,10 @@ impl Core {
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
             if let Some(taken_up) = self.take_up(volume, &comer)? {
+                if let Err(error) = self.begin_back(&name, wish) {
+                    self.detach(&name, true, &mut |_| true)?;
+                    return Err(error);
+                }
                 return Ok(taken_up);
             }
         }
@@ -162,6 +181,15 @@ impl Core {
         let attachment = Attachment::detach(&record, &self.layout);
         if disconnect {
             volume.close_clients();
+        }
+        if attached.attachment().is_some() {
+            if !self.await_clients(&volume, go_on) {
+                return Ok(None);
+            }
+            let all = self.write_back_no_more(&attached, &mut |left| go_on(Detaching::Dirty(left)));
+            if all? == Some(false) {
+                return Ok(None);
+            }
         }
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);

@@ -1,6 +1,6 @@
 //! A volume as the cache knows it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -75,6 +75,8 @@ pub struct Attached {
     pub(super) accounted: AtomicU64,
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
+    /// Its attachment number, if it writes back; else 0.
+    pub(super) attachment: AtomicU32,
     pub(super) admission: Mutex<node::StoredAdmission>,
     /// Verdicts on its requests that no policy gave.
     governed: Mutex<VerdictCounts>,
@@ -184,6 +186,7 @@ impl Attached {
             gate: Gate::default(),
             bytes: AtomicU64::new(record.bytes),
             line,
+            attachment: AtomicU32::new(0),
             counters: VolumeCounters::default(),
             account: Account::new(share),
             accounted: AtomicU64::new(0),

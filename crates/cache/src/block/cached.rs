@@ -10,9 +10,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use larder_base::Nanos;
 use larder_engine::block::node::event::{JobId, Op as Asked, Submit};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::RecordedQueue;
+use larder_format::block::write_log::pieces;
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;
@@ -43,6 +45,8 @@ pub struct Cached {
     first_token: usize,
     queue: RecordedQueue<Daemon>,
     io: Carrier,
+    /// When the write log has something to do by time.
+    log_wakes: Option<Nanos>,
 }
 
 impl Cached {
@@ -70,7 +74,7 @@ impl Cached {
         if let Some(tape) = cache.queue_tape(me) {
             queue.record(tape);
         }
-        Ok(Cached { cache, me, first_token, queue, io })
+        Ok(Cached { cache, me, first_token, queue, io, log_wakes: None })
     }
 
     /// [`Service::submit`] of a program that knows what the range holds: admission need not find out. (Of what is cached it
@@ -159,7 +163,30 @@ impl Cached {
                     self.queue.flash_written(cache, now, io, Err(failed));
                 }
             },
+            (Some(FlashJob::LogWrite(batch)), _) => {
+                let done = result.map_err(|e| cache.flash_failed("write the log", &e)).is_ok();
+                self.queue.log_written(cache, now, &mut self.io, batch, done);
+            }
+            (Some(FlashJob::LogFlush(covers)), _) => {
+                let done = result.map_err(|e| cache.flash_failed("flush the log", &e)).is_ok();
+                self.queue.log_flushed(cache, now, &mut self.io, covers, done);
+            }
+            (Some(FlashJob::LogRead { io, from, len }), FileOp::Read { buf, .. }) => {
+                let read = result.map_err(|e| cache.flash_failed("read the log", &e)).ok();
+                let bytes = read.map(|()| self.io.spare.share(buf).part(from, len));
+                let sums = bytes.as_deref().map(|bytes| pieces::sums(bytes).collect::<Vec<_>>());
+                let read = sums.as_deref().zip(bytes);
+                self.queue.log_read(cache, now, &mut self.io, io, read);
+            }
             _ => {}
+        }
+    }
+
+    /// What the write log has by time.
+    fn log_due(&mut self) {
+        if self.cache.back.get().is_some() {
+            let now = self.cache.now();
+            self.log_wakes = self.queue.log_due(&*self.cache, now, &mut self.io);
         }
     }
 
@@ -212,6 +239,7 @@ impl Cached {
     fn turn(&mut self) -> bool {
         let mut did = false;
         self.queue.tell(&*self.cache, &mut self.io);
+        self.log_due();
         loop {
             let mut any = false;
             if !self.queue.is_settled() {
@@ -237,6 +265,12 @@ impl Cached {
             }
             did |= any;
             if !any && self.queue.is_settled() {
+                if did {
+                    self.log_due();
+                }
+                if !self.queue.is_settled() {
+                    continue;
+                }
                 return did;
             }
         }
@@ -301,6 +335,8 @@ impl Service for Cached {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        self.io.sessions.iter().flatten().filter_map(|s| s.wake_at()).min()
+        let sessions = self.io.sessions.iter().flatten().filter_map(|s| s.wake_at());
+        let log = self.log_wakes.and_then(|at| self.cache.instant(at));
+        sessions.chain(log).min()
     }
 }

@@ -21,6 +21,7 @@ use larder_engine::block::node::round::{self, Rounds};
 use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_format::block::BlockSuperblock;
+use larder_format::block::superblock::WrittenBack;
 use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload, plain};
 use slab::Slab;
@@ -319,6 +320,47 @@ impl LogThread {
     pub(super) fn make(&mut self, change: &Change) -> Recorded {
         let (now, machine, mut shards, mut io, fx) = parts!(self);
         change.make(machine, now, &mut shards, &mut io, fx)
+    }
+
+    /// What the superblock says of a volume that writes back is changed, durably. `new` makes it of the next attachment number, which is
+    /// never used again. Returns it as it is now; nothing if that could not be written.
+    pub(super) fn change_write_back(
+        &mut self,
+        name: &str,
+        new: impl Fn(u32) -> WrittenBack,
+    ) -> Option<WrittenBack> {
+        self.change_volume(name, |sb, at| {
+            sb.attachments += 1;
+            sb.volumes[at].write_back = Some(new(sb.attachments));
+        })
+    }
+
+    /// The same of one that there is.
+    pub(super) fn change_write_back_of(
+        &mut self,
+        name: &str,
+        change: impl Fn(WrittenBack) -> WrittenBack,
+    ) -> Option<WrittenBack> {
+        self.change_volume(name, |sb, at| {
+            let volume = &mut sb.volumes[at];
+            volume.write_back = volume.write_back.map(&change);
+        })
+    }
+
+    fn change_volume(
+        &mut self,
+        name: &str,
+        change: impl Fn(&mut BlockSuperblock, usize),
+    ) -> Option<WrittenBack> {
+        let (now, machine, mut shards, mut io, fx) = parts!(self);
+        let changed = |sb: &mut BlockSuperblock| {
+            if let Some(at) = sb.volumes.iter().position(|volume| volume.name == name) {
+                change(sb, at);
+            }
+        };
+        let durable = machine.change_superblock(now, false, &mut shards, &mut io, fx, changed);
+        let sb = machine.superblock().filter(|_| durable)?;
+        sb.volumes.iter().find(|volume| volume.name == name)?.write_back
     }
 
     /// See [`Maintenance::hurry`].

@@ -84,7 +84,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
@@ -94,7 +94,7 @@ use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::Inbox;
 use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Sum};
-use larder_format::block::{BlockSuperblock, Layout};
+use larder_format::block::Layout;
 use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
@@ -236,6 +236,8 @@ pub struct Core {
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
     stand_in: bool,
+    /// Volumes that write back, where there is a write log.
+    back: OnceLock<back::Back>,
     /// Volumes that are known and not attached.
     aside: Mutex<aside::AsideVolumes>,
     config: CacheConfig,
@@ -289,6 +291,14 @@ impl Core {
         match &self.time {
             Time::Runs(start) => Nanos(start.elapsed().as_nanos() as u64),
             Time::Given(now) => Nanos(now.load(Ordering::SeqCst)),
+        }
+    }
+
+    /// When that time is, if time runs.
+    fn instant(&self, at: Nanos) -> Option<Instant> {
+        match &self.time {
+            Time::Runs(start) => start.checked_add(Duration::from_nanos(at.0)),
+            Time::Given(_) => None,
         }
     }
 
@@ -456,10 +466,6 @@ impl Core {
     fn new_mailbox() -> std::io::Result<Mailbox> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Mailbox { inbox: Mutex::default(), event, changed: Condvar::new() })
-    }
-
-    fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
-        open::read_superblock(device)
     }
 }
 

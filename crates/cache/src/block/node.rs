@@ -16,6 +16,7 @@ use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
+use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::{GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
 use larder_runtime::Payload;
@@ -158,6 +159,19 @@ impl Node<Daemon> for Core {
 
     fn limits(&self) -> &Limits {
         &self.node_limits.limits
+    }
+
+    #[inline]
+    fn attachment(&self, volume: &Known) -> Option<u32> {
+        volume.0.attached.as_ref()?.attachment()
+    }
+
+    fn log<R>(&self, f: impl FnOnce(&mut WriteLog<Payload>) -> R) -> Option<R> {
+        self.back.get().map(|back| f(&mut back.log()))
+    }
+
+    fn destages(&self, attachment: u32) -> usize {
+        attachment as usize % self.config.workers
     }
 
     fn ask_budget(&self, op: OpId) {

@@ -28,7 +28,7 @@ use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without};
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
-use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
+use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, WriteLogArea};
 use larder_format::block::{
     BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
 };
@@ -36,11 +36,11 @@ use larder_format::{PAGE_SIZE, Signature, Uuid};
 use larder_policy::block::{BlockAdmissionConfig, BlockAdmissionError, EvictionBy, VictimPolicy};
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{
-    Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice,
+    Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, Geometry, RingChoice,
 };
 
 use super::aside::Aside;
-use super::back::{BackConfig, MarkerAt};
+use super::back::{self, BackConfig, MarkerAt};
 use super::budget::{BudgetFile, Purse};
 use super::changing::Changing;
 use super::hand::{ByHand, Hand};
@@ -275,6 +275,7 @@ pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<La
             return Err(CacheError::Occupied { path, what });
         }
     }
+    let log = config.write_log.map_or(0, |bytes| bytes.0);
     if let Placement::Sparse(_) = config.placement {
         // The file is made anew: what it was is asked before.
         let former = std::fs::metadata(&config.path).ok().filter(|f| f.is_file());
@@ -283,23 +284,61 @@ pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<La
         let layout = tables::make_file(config)?;
         former.iter().for_each(Region::forget);
         let device = FlashDevice::open(&options.size(ByteSize(layout.device)))?;
-        return write_head(&device, layout, seed, now);
+        let area = log_area(&device, &layout, log)?;
+        return write_head(&device, layout, area, seed, now);
     }
+    // The write log has the end of the device, behind what is laid out.
+    let of = |size: u64| {
+        let rest = match log {
+            0 => size,
+            log => size.saturating_sub(log) >> 20 << 20,
+        };
+        Layout::of(rest, config.line, config.placement, config.shards)
+            .map_err(|source| CacheError::Layout { path: path.clone(), source })
+    };
     // What cannot be laid out leaves no file behind.
     if let Some(size) = config.size {
-        Layout::of(size.0, config.line, config.placement, config.shards)
-            .map_err(|source| CacheError::Layout { path: path.clone(), source })?;
+        let layout = of(size.0)?;
+        if log > 0 {
+            WriteLogArea::of(layout.device, log, 512).map_err(|e| no_log(&path, &e))?;
+        }
     }
     let device = FlashDevice::open(&options)?;
-    let layout = Layout::of(device.geometry().size, config.line, config.placement, config.shards)
-        .map_err(|source| CacheError::Layout { path, source })?;
-    write_head(&device, layout, seed, now)
+    let layout = of(device.geometry().size)?;
+    let area = log_area(&device, &layout, log)?;
+    write_head(&device, layout, area, seed, now)
+}
+
+fn no_log(path: &str, error: &impl std::fmt::Display) -> CacheError {
+    let reason = format!("'{path}': {error}");
+    CacheError::System { what: "the write log", reason }
+}
+
+/// Where the write log of so many bytes goes, if there is to be one.
+fn log_area(
+    device: &FlashDevice,
+    layout: &Layout,
+    bytes: u64,
+) -> Result<Option<WriteLogArea>, CacheError> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let Geometry { size, block } = device.geometry();
+    let sector = if block <= 512 { 512 } else { 4096 };
+    let name = device.name();
+    let area = WriteLogArea::of(layout.device, bytes, sector).map_err(|e| no_log(&name, &e))?;
+    if area.end() > size {
+        let reason = format!("it would end at byte {}, and the device has {size}", area.end());
+        return Err(no_log(&name, &reason));
+    }
+    Ok(Some(area))
 }
 
 /// Makes a device with this layout an empty cache.
 fn write_head(
     device: &FlashDevice,
     layout: Layout,
+    area: Option<WriteLogArea>,
     seed: [u8; 32],
     now: UnixSecs,
 ) -> Result<Layout, CacheError> {
@@ -329,8 +368,20 @@ fn write_head(
         at += n as u64;
     }
     device.sync()?;
+    // The log is written once: on room that was only set aside each flush of it would be one of the file system's journal too.
+    if let Some(area) = &area {
+        let mut at = area.at;
+        while at < area.end() {
+            let n = (area.end() - at).min(zeros.len() as u64) as usize;
+            device.write_at(at, &zeros[..n])?;
+            at += n as u64;
+        }
+    }
     let generation = rng.next_u64() >> 16;
-    let sb = BlockSuperblock::format(uuid, rng.next_u64(), generation, layout, now);
+    let mut sb = BlockSuperblock::format(uuid, rng.next_u64(), generation, layout, now);
+    if let Some(area) = area {
+        sb.set_write_log(area);
+    }
     device.write_at((sb.copy() * COPY_BYTES) as u64, &sb.encode())?;
     device.sync()?;
     Ok(layout)
@@ -435,6 +486,15 @@ pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, C
     })
 }
 
+/// The same, of a device that is to be served: one with a write log is refused, and left alone.
+pub(super) fn superblock_to_serve(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
+    let sb = read_superblock(device)?;
+    match sb.check_written_through() {
+        Ok(()) => Ok(sb),
+        Err(source) => Err(CacheError::Superblock { path: device.name().to_string(), source }),
+    }
+}
+
 /// What was never formatted may hold somebody's data: nobody is told to format it.
 fn not_a_cache(path: String) -> CacheError {
     CacheError::NotACache { path, reason: "it has no superblock of one".to_owned() }
@@ -490,7 +550,7 @@ fn open_as(
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
     }
-    let sb = Core::superblock_of(&device)?;
+    let sb = read_superblock(&device)?;
     // One that was formatted by an earlier version has room for its map from now on.
     if !sb.layout.is_sparse()
         && let Err(error) = device.allocate(sb.layout.data)
@@ -584,7 +644,9 @@ fn open_as(
         stand_in: false,
         by_hand,
     };
-    begin(config, begun)
+    let running = begin(config, begun)?;
+    back::start(running.cache(), &sb)?;
+    Ok(running)
 }
 
 /// By chance.
@@ -732,6 +794,7 @@ pub(super) fn begin(config: CacheConfig, begun: Begun) -> Result<Running, CacheE
         changing: Changing::default(),
         region,
         stand_in,
+        back: OnceLock::new(),
         aside: Mutex::new(Aside::of(&superblock, &[])),
         config,
     });
@@ -787,8 +850,8 @@ pub(super) fn cannot_come(NoPlace { name, bytes, why }: &NoPlace) -> CacheError 
             "it has {bytes} bytes but had {had} when it was last attached: restore its size, attach it under another name, or \
              forget what was (`larder block drop`)"
         ),
-        CannotCome::TooMany => format!(
-            "the cache knows {MAX_VOLUMES} volumes already: `larder block drop` forgets one that is not attached"
+        CannotCome::TooMany(most) => format!(
+            "the cache knows {most} volumes already: `larder block drop` forgets one that is not attached"
         ),
         CannotCome::NoRoom => format!(
             "{bytes} bytes do not fit in the line space of this cache: `larder block drop` forgets volumes that are not attached"

@@ -7,6 +7,8 @@ use larder_engine::block::node::calls;
 pub(super) use larder_engine::block::node::calls::{Copying, Load};
 use larder_engine::block::node::event::{Host, State, Volume as _, Why};
 use larder_engine::block::node::held::Held;
+use larder_engine::block::writeback::log::Sums;
+use larder_format::block::write_log::pieces;
 use larder_runtime::Payload;
 
 use super::cached::bytes::copy;
@@ -62,6 +64,14 @@ impl Host for Daemon {
         if bytes.len() <= SHARED { part } else { copy(&part) }
     }
 
+    fn sums(bytes: &Payload) -> Sums {
+        Sums::new(&pieces::sums(bytes).collect::<Vec<_>>())
+    }
+
+    fn overlay(extents: Vec<Extent>, range: (u64, u64), dirty: &[(u64, u64, bool)]) -> Vec<Extent> {
+        overlay(&extents, range, dirty)
+    }
+
     fn failure(why: Why) -> Failure {
         match why {
             Why::Failed => Failure::new(FailureKind::Failed, "the backing store failed"),
@@ -72,6 +82,31 @@ impl Host for Daemon {
             ),
         }
     }
+}
+
+/// What the store says of a range, with what is dirty laid over it. An answer may be shorter than its range.
+fn overlay(extents: &[Extent], (at, _): (u64, u64), dirty: &[(u64, u64, bool)]) -> Vec<Extent> {
+    let mut all = Vec::new();
+    let mut from = at;
+    for extent in extents {
+        let end = from + u64::from(extent.len);
+        for &(start, len, zero) in dirty {
+            let (start, stop) = (start.max(from), (start + len).min(end));
+            if start >= stop {
+                continue;
+            }
+            if from < start {
+                all.push(Extent { len: (start - from) as u32, ..*extent });
+            }
+            all.push(Extent { len: (stop - start) as u32, hole: false, zero });
+            from = stop;
+        }
+        if from < end {
+            all.push(Extent { len: (end - from) as u32, ..*extent });
+            from = end;
+        }
+    }
+    all
 }
 
 /// A volume as one worker knows it.

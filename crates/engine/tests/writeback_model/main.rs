@@ -5,14 +5,19 @@
 //! One seed replays one history: `LARDER_SEED=17 cargo test -p larder-engine --test writeback_model`.
 
 mod chain;
+mod log_world;
 mod marker;
 mod world;
 
 use chain::Chain;
+use log_world::{Setup, World as LogWorld};
 use world::{ORDERS, World};
 
 const SEEDS: u64 = 10_000;
 const STEPS: u64 = 150;
+/// Of the whole log.
+const LOG_SEEDS: u64 = 2_000;
+const LOG_STEPS: u64 = 400;
 
 #[test]
 fn no_history_breaks_a_promise() {
@@ -33,6 +38,19 @@ fn no_history_of_the_log_breaks_a_promise() {
     for seed in seed.map_or(0..SEEDS, |seed| seed..seed + 1) {
         if let Err(why) = Chain::new(seed, None).play(STEPS) {
             panic!("log, seed {seed}: {why}\nreplay with LARDER_SEED={seed}");
+        }
+    }
+}
+
+#[test]
+fn no_history_of_the_whole_log_breaks_a_promise() {
+    let seed = std::env::var("LARDER_SEED").ok().and_then(|s| s.parse::<u64>().ok());
+    for seed in seed.map_or(0..LOG_SEEDS, |seed| seed..seed + 1) {
+        let setup = Setup::default();
+        if let Err(why) = LogWorld::new(seed, setup).play(LOG_STEPS) {
+            // Once more, and every step is printed.
+            let _ = LogWorld::new(seed, Setup { trace: true, ..setup }).play(LOG_STEPS);
+            panic!("whole log, seed {seed}: {why}\nreplay with LARDER_SEED={seed}");
         }
     }
 }

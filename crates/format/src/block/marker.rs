@@ -82,6 +82,18 @@ const STATES: [MarkerState; 5] = [
 ];
 const ORDERS: [Order; 4] = [Order::Any, Order::Flush, Order::Completion, Order::Journaled];
 
+impl Order {
+    /// Its number on flash.
+    pub(super) fn code(self) -> u8 {
+        ORDERS.iter().position(|&order| order == self).expect("all are listed") as u8
+    }
+
+    /// The order of this number, if there is one.
+    pub(super) fn of(code: u8) -> Option<Order> {
+        ORDERS.get(usize::from(code)).copied()
+    }
+}
+
 /// What a marker says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marker {

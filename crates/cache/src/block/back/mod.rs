@@ -1,18 +1,33 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
-use std::sync::Arc;
+mod start;
+mod words;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_base::{ByteSize, Nanos};
+use larder_engine::block::node::logged::call_log;
+use larder_engine::block::writeback::log::WriteLog;
+use larder_format::Uuid;
+use larder_format::block::marker::{MAX_HOST, MarkerState};
+use larder_format::block::superblock::{HoldsState, WrittenBack};
+use larder_runtime::Payload;
+use larder_volume::marker::MarkerPlace;
+
+use super::attached::Attached;
+use super::locked;
+use super::operators::LOOK;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
+pub(super) use start::{check_through, start};
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
-use super::volume::Volume;
 pub use words::{BACK, FORM, NotBack, order_name};
-
-mod words;
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,27 +92,115 @@ pub struct BackStatus {
     pub closed: Option<String>,
 }
 
-impl Core {
-    /// Takes up a volume as [`Core::attach`] does, which writes back if `wish` says so.
-    ///
-    /// # Errors
-    /// As [`Core::attach`]; when its marker says that it must not be served, cannot be read or written, or the cache has no log.
-    pub fn attach_as(
-        &self,
-        volume: &Arc<Volume>,
-        trust: bool,
-        wish: &BackWish,
-    ) -> Result<Result<(), String>, CacheError> {
-        if wish.back.is_some() {
-            let reason = "this version of the cache cannot write back".to_owned();
-            return Err(CacheError::Volume { name: volume.name().to_owned(), reason });
+/// A volume that writes back.
+pub(super) struct Written {
+    pub attached: Arc<Attached>,
+    /// Where its marker is; none by the operator's word.
+    pub place: Option<Mutex<Box<dyn MarkerPlace>>>,
+    /// As the superblock has it.
+    pub state: WrittenBack,
+    pub config: BackConfig,
+    /// Number of its marker.
+    pub number: Mutex<u64>,
+    /// The frontier that its marker says.
+    pub said: AtomicU64,
+}
+
+/// The write log, and the volumes that it serves.
+pub(super) struct Back {
+    log: Mutex<WriteLog<Payload>>,
+    volumes: RwLock<BTreeMap<u32, Arc<Written>>>,
+    /// This cache, and its run.
+    cache: (Uuid, u64),
+}
+
+impl Back {
+    fn new(log: WriteLog<Payload>, cache: (Uuid, u64)) -> Back {
+        Back { log: Mutex::new(log), volumes: RwLock::default(), cache }
+    }
+
+    /// The log.
+    pub(super) fn log(&self) -> MutexGuard<'_, WriteLog<Payload>> {
+        locked(&self.log)
+    }
+
+    fn written(&self, attachment: u32) -> Option<Arc<Written>> {
+        self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(&attachment).cloned()
+    }
+
+    /// The volume with this attachment number.
+    pub(super) fn volume(&self, attachment: u32) -> Option<Arc<Attached>> {
+        self.written(attachment).map(|written| written.attached.clone())
+    }
+
+    fn add(&self, written: Written) {
+        let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
+        volumes.insert(written.state.attachment, Arc::new(written));
+    }
+}
+
+impl Attached {
+    /// Its attachment number, if it writes back.
+    #[inline]
+    pub(super) fn attachment(&self) -> Option<u32> {
+        match self.attachment.load(Ordering::Relaxed) {
+            0 => None,
+            attachment => Some(attachment),
         }
-        self.attach(volume, trust)
+    }
+}
+
+/// Nanoseconds since the Unix epoch.
+fn unix_nanos() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn host_name() -> String {
+    let mut name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    while name.len() > MAX_HOST {
+        name.pop();
+    }
+    name
+}
+
+impl Core {
+    fn back_of(&self, name: &str) -> Option<(&Back, Arc<Written>)> {
+        let back = self.back.get()?;
+        let written = back.written(self.volume(name)?.attachment()?)?;
+        Some((back, written))
     }
 
     /// How a volume that writes back is doing; `None` of others.
-    pub fn back_status(&self, _name: &str) -> Option<BackStatus> {
-        None
+    pub fn back_status(&self, name: &str) -> Option<BackStatus> {
+        let (back, written) = self.back_of(name)?;
+        let now = self.now();
+        let log = back.log();
+        let status = log.status(now, written.state.attachment)?;
+        Some(BackStatus {
+            config: written.config.clone(),
+            generation: written.state.generation,
+            age: status.oldest.map(|oldest| now.saturating_sub(oldest)),
+            status,
+            closed: log.closed().map(str::to_owned),
+        })
+    }
+
+    /// A volume was attached: it writes back from now on, if that is wanted; else no cache may hold more than its store.
+    pub(super) fn begin_back(&self, name: &str, wish: &BackWish) -> Result<(), CacheError> {
+        let volume = self.attached(name)?;
+        let of = name.to_owned();
+        let found = self.on_log(move |log| {
+            let sb = log.line_space()?;
+            let volume = sb.volumes.iter().find(|v| v.name == of);
+            Some(((sb.uuid, sb.epoch), volume.and_then(|v| v.write_back)))
+        })?;
+        let Some((cache, record)) = found else { return Ok(()) };
+        let at = Some(&wish.marker);
+        match &wish.back {
+            Some(config) => self.write_back(&volume, record, cache, (config.clone(), at), None),
+            None => check_through(self, &volume, record.as_ref(), cache, at),
+        }
     }
 
     /// Brings all that is dirty of a volume to its store. `go_on` hears how many bytes of the log it still holds, and may say no. Returns whether
@@ -108,9 +211,93 @@ impl Core {
     pub fn destage(
         &self,
         name: &str,
-        _go_on: &mut dyn FnMut(u64) -> bool,
+        go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<bool, CacheError> {
-        let reason = "it does not write back".to_owned();
-        Err(CacheError::Volume { name: name.to_owned(), reason })
+        let fail =
+            |reason: &str| CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() };
+        self.attached(name)?;
+        let (back, written) = self.back_of(name).ok_or_else(|| fail("it does not write back"))?;
+        let attachment = written.state.attachment;
+        let all = self.drain(back, attachment, go_on);
+        call_log(self, None, |log, asks| log.drain(attachment, false, asks));
+        Ok(all)
+    }
+
+    /// Destages all of a volume as fast as can be, until nothing is left or `go_on` says no.
+    fn drain(&self, back: &Back, attachment: u32, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
+        call_log(self, None, |log, asks| log.drain(attachment, true, asks));
+        loop {
+            let (clean, held) = {
+                let log = back.log();
+                let status = log.status(self.now(), attachment);
+                (log.is_clean(attachment), status.map_or(0, |status| status.held.0))
+            };
+            if clean {
+                return true;
+            }
+            if !go_on(held) {
+                return false;
+            }
+            self.pause(LOOK);
+        }
+    }
+
+    /// Nobody uses a volume that goes: all that is dirty comes to its store, and cache and marker say so. `None` where it does not write back;
+    /// else whether all of it came there.
+    pub(super) fn write_back_no_more(
+        &self,
+        volume: &Arc<Attached>,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<bool>, CacheError> {
+        let Some((back, written)) = self.back_of(&volume.name) else { return Ok(None) };
+        let fail = |reason: String| CacheError::Volume { name: volume.name.clone(), reason };
+        let attachment = written.state.attachment;
+        if !self.drain(back, attachment, go_on) {
+            call_log(self, None, |log, asks| log.drain(attachment, false, asks));
+            return Ok(Some(false));
+        }
+        volume.make_durable()?;
+        let of = volume.name.clone();
+        let state = self.on_log(move |log| {
+            log.change_write_back_of(&of, |was| WrittenBack { holds: HoldsState::Clean, ..was })
+        })?;
+        let state = state.ok_or_else(|| {
+            fail("it could not be recorded on the cache device that it is clean".to_owned())
+        })?;
+        if let Some(place) = &written.place {
+            let mut number = locked(&written.number);
+            let frontier = back.log().status(self.now(), attachment).map_or(0, |s| s.positions[0]);
+            let clean = self.marker(volume, &state, *number + 1, MarkerState::Clean, frontier);
+            locked(place).write(&clean).map_err(|e| fail(e.to_string()))?;
+            *number += 1;
+        }
+        volume.attachment.store(0, Ordering::SeqCst);
+        back.log().detach(attachment);
+        back.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(&attachment);
+        Ok(Some(true))
+    }
+
+    /// The marker of a volume says how far its store is, if it writes back and that has changed: what a `recover` can tell of a cache that is
+    /// lost.
+    pub(super) fn refresh_marker(&self, volume: &Attached) {
+        let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
+        let Some(written) = back.written(attachment) else { return };
+        let Some(place) = &written.place else { return };
+        let Some(status) = back.log().status(self.now(), attachment) else { return };
+        let frontier = status.positions[0];
+        let mut number = locked(&written.number);
+        if written.said.load(Ordering::Relaxed) == frontier || volume.attachment().is_none() {
+            return;
+        }
+        let state = MarkerState::Dirty;
+        let marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        match locked(place).write(&marker) {
+            Ok(()) => {
+                *number += 1;
+                written.said.store(frontier, Ordering::Relaxed);
+                back.log().set_marker(attachment, *number);
+            }
+            Err(error) => tracing::warn!("volume '{}': {error}", volume.name),
+        }
     }
 }

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_engine::block::node::event::{Answer as Over, Effects, JobId, ShardIo, StoreOp};
+use larder_engine::block::node::logged::LogIo;
+use larder_engine::block::writeback::log::ToWrite;
 use larder_engine::block::{LineId, Merge, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_runtime::{AlignedBuf, FileOp, FileQueue, Payload};
@@ -44,7 +46,20 @@ pub(super) enum FlashJob {
         io: ShardIo,
         sums: (u32, u32),
     },
+    /// A batch of the write log.
+    LogWrite(u64),
+    /// All batches up to this one become durable.
+    LogFlush(u64),
+    /// Bytes of the write log: of what is read the first that are wanted, and how many are.
+    LogRead {
+        io: LogIo,
+        from: usize,
+        len: usize,
+    },
 }
+
+/// Reads of the log are rounded out to this, whatever the device's sector is.
+const UNIT: u64 = 4096;
 
 /// See the [module](self).
 pub(super) struct Carrier {
@@ -260,6 +275,40 @@ impl Effects<Daemon> for Carrier {
             }
         };
         self.ask(job, volume, op);
+    }
+
+    fn log_write(&mut self, write: ToWrite<Payload>) {
+        let mut buf = AlignedBuf::zeroed(write.len as usize);
+        buf[..write.head.len()].copy_from_slice(&write.head);
+        for (from, bytes) in &write.payload {
+            let from = *from as usize;
+            buf[from..from + bytes.len()].copy_from_slice(bytes);
+        }
+        let job = self.flash_jobs.insert(FlashJob::LogWrite(write.number)) as u64;
+        let op = FileOp::Write { offset: write.at, data: Payload::new(buf), durable: false };
+        self.flash.submit(job, &self.cache.file, op);
+    }
+
+    fn log_flush(&mut self, covers: u64) {
+        let job = self.flash_jobs.insert(FlashJob::LogFlush(covers)) as u64;
+        self.flash.submit(job, &self.cache.file, FileOp::Sync);
+    }
+
+    fn log_read(&mut self, io: LogIo, at: u64, len: u32) {
+        let first = at / UNIT * UNIT;
+        let end = (at + u64::from(len)).next_multiple_of(UNIT);
+        let buf = self.spare.take((end - first) as usize);
+        let job = FlashJob::LogRead { io, from: (at - first) as usize, len: len as usize };
+        self.read(job, first, buf);
+    }
+
+    fn deliver_zeros(&mut self, client: &mut Client, at: u64, len: u64) {
+        client.zero(at, len);
+    }
+
+    fn volume(&mut self, attachment: u32) -> Option<Known> {
+        let attached = self.cache.back.get()?.volume(attachment)?;
+        Some(self.known(attached.volume()))
     }
 
     #[inline]

@@ -34,6 +34,13 @@ impl Client {
         }
     }
 
+    /// Zeros belong there.
+    pub(super) fn zero(&mut self, at: u64, len: u64) {
+        if let Some(buf) = &mut self.buf {
+            buf[at as usize..(at + len) as usize].fill(0);
+        }
+    }
+
     #[inline]
     fn copy(&mut self, at: u64, bytes: &[u8]) {
         if let Some(buf) = &mut self.buf {

@@ -1,3 +1,4 @@
+mod back;
 mod beside;
 mod check;
 mod ends;
@@ -19,6 +20,7 @@ use larder_engine::block::map::Replacement;
 use larder_engine::block::node::event::Came;
 use larder_engine::block::{BlockEffects, IoId, Source, WriteMode};
 use larder_format::block::Placement;
+use larder_format::block::superblock::{self, COPY_BYTES, FEATURE_DIRTY, WriteLogArea};
 use larder_policy::block::{EvictionBy, VictimPolicy};
 use larder_runtime::{AlignedBuf, Payload, RingChoice};
 use tempfile::TempDir;
@@ -141,6 +143,9 @@ fn serve(dir: Arc<TempDir>, shape: Shape, volumes: Arc<Volumes>) -> Result<Bench
 
 fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
     CacheConfig {
+        back: std::collections::BTreeMap::new(),
+        back_by_default: None,
+        markers: std::collections::BTreeMap::new(),
         write: shape.write,
         replacement: Replacement::Lru,
         reclaim: VictimPolicy::Fifo,
@@ -497,6 +502,36 @@ fn what_cannot_be_formatted_or_opened() {
     std::fs::write(dir.path().join("cache"), vec![1u8; 1 << 20]).unwrap();
     let error = open::layout_of(&dir.path().join("cache")).unwrap_err().to_string();
     assert!(error.contains("no superblock") && error.contains("larder block format"), "{error}");
+}
+
+/// Until this program writes back, a device with a write log is another program's: it may hold what the stores lack.
+#[test]
+fn a_device_with_a_write_log_is_refused_and_left_alone() {
+    let dir = TempDir::new().unwrap();
+    let layout = open::format(&format_config(&dir, SHAPE, 64 << 20), [3; 32], UnixSecs(1)).unwrap();
+    let path = dir.path().join("cache");
+    let area = WriteLogArea::of(layout.device, 64 << 20, 512).unwrap();
+    let device = File::options().read(true).write(true).open(&path).unwrap();
+    device.set_len(area.end()).unwrap();
+    for dirty in [0, FEATURE_DIRTY] {
+        let mut copies = vec![0; 2 * COPY_BYTES];
+        device.read_exact_at(&mut copies, 0).unwrap();
+        let (a, b) = copies.split_at(COPY_BYTES);
+        let mut sb = superblock::choose(a, b).unwrap();
+        sb.set_write_log(area);
+        (sb.incompatible, sb.sequence) = (sb.incompatible | dirty, sb.sequence + 1);
+        device.write_all_at(&sb.encode(), (sb.copy() * COPY_BYTES) as u64).unwrap();
+        let before = std::fs::read(&path).unwrap();
+        let volumes = Arc::new(Volumes::default());
+        let error = open::open(&path, config_of(&dir, SHAPE), &volumes.all()).err().unwrap();
+        let text = error.to_string();
+        assert!(text.contains("has a write log") && text.contains("does not write back"), "{text}");
+        assert!(!error.is_of_no_cache(), "volumes are not served without it");
+        assert!(std::fs::read(&path).unwrap() == before, "nothing was changed on it");
+    }
+    // Cut short, it is not whole.
+    device.set_len(area.end() - 4096).unwrap();
+    assert!(open::layout_of(&path).is_err());
 }
 
 /// A file system that fills up after the format takes room from lines, not from the map: its log would not fit, and the cache

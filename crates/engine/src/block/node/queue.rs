@@ -34,7 +34,7 @@ use crate::block::address::Placing;
 use crate::block::api::{GROUP_LINES, IoFailed, LineId, OpId, Part, PartKind, Sum, Verdict};
 use crate::block::planted::{Fault, Planted};
 use crate::block::writeback::log::Found;
-use logged::{Destages, LogJob};
+use logged::{Destages, LogJob, Parking};
 pub use node::Node;
 use node::{Judging, allowed};
 
@@ -189,6 +189,8 @@ pub struct Queue<H: Host> {
     untold: Vec<(H::Volume, Answer<H>)>,
     /// Reads of the write log under way, under numbers that are used again.
     log_jobs: Vec<Option<LogJob>>,
+    /// By volume, what is copied out of the way in the log.
+    parking: BTreeMap<u32, Parking<H::Bytes>>,
     /// Used again by each operation.
     parts: Vec<(u64, u32)>,
     verdicts: Vec<Verdict>,
@@ -212,6 +214,7 @@ impl<H: Host> Queue<H> {
             unpaid: VecDeque::new(),
             untold: Vec::new(),
             log_jobs: Vec::new(),
+            parking: BTreeMap::new(),
             parts: Vec::new(),
             verdicts: Vec::new(),
             kinds: Vec::new(),

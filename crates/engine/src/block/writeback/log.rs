@@ -18,6 +18,7 @@
 
 mod batches;
 mod destage;
+mod parking;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -28,6 +29,7 @@ use larder_format::block::write_log::SegmentGeometry;
 
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
+pub use parking::Parks;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
@@ -44,6 +46,8 @@ pub const MOST_RECORD: u64 = 512 << 10;
 const FLUSH_BYTES: u64 = 8 << 20;
 /// or after this time, so that a FLUSH finds little to do.
 const FLUSH_EVERY: Nanos = Nanos::from_millis(50);
+/// What a volume may hold of the log where nothing is stated, at most.
+const MOST_SHARE: u64 = 4 << 30;
 /// How often a batch or a flush that failed is tried again.
 const TRIES: u32 = 3;
 
@@ -84,12 +88,14 @@ impl Config {
 pub struct Attach {
     /// Its attachment number.
     pub attachment: u32,
+    /// Its UUID.
+    pub volume: Uuid,
     /// Its generation (G).
     pub generation: u64,
     /// In which order its store gets what was written, and when.
     pub destage: destager::Config,
-    /// Bytes of the log that it may hold.
-    pub bound: u64,
+    /// Bytes of the log that it may hold, where that is stated; else it shares what others leave.
+    pub bound: Option<u64>,
     /// Its records up to this one are durable in its store.
     pub frontier: u64,
     /// The last epoch of its journal.
@@ -218,6 +224,7 @@ struct Flushing {
 /// One volume.
 #[derive(Debug)]
 struct Attached {
+    uuid: Uuid,
     generation: u64,
     log: VolumeLog,
     overlay: Overlay,
@@ -225,9 +232,13 @@ struct Attached {
     sums: VecDeque<Sums>,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
+    /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
+    parked: VecDeque<(u64, u64)>,
     /// When the first record of each batch that has one was logged, and its sequence.
     since: VecDeque<(u64, Nanos)>,
     throttle: Throttle,
+    /// What it may hold of the log, where that is stated.
+    stated: Option<u64>,
     destager: Destager,
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
@@ -254,6 +265,11 @@ pub struct WriteLog<B> {
     waiting: VecDeque<Append<B>>,
     /// Batches under way, by number: what is tried again if it fails, and how often it was.
     writing: BTreeMap<u64, (ToWrite<B>, u32)>,
+    /// What of a volume is being copied out of the way, the hash of the last batch of each parked segment of this run, and how many batches were
+    /// parked.
+    parking: Option<parking::Parking>,
+    parked_before: BTreeMap<u64, u64>,
+    parks_written: u64,
     flushes: Vec<Flushing>,
     /// What the flush of the device that is under way makes durable, and how often it has failed.
     flushing: Option<u64>,
@@ -290,6 +306,9 @@ impl<B: Clone> WriteLog<B> {
             volumes: BTreeMap::new(),
             waiting: VecDeque::new(),
             writing: BTreeMap::new(),
+            parking: None,
+            parked_before: BTreeMap::new(),
+            parks_written: 0,
             flushes: Vec::new(),
             flushing: None,
             flush_failures: 0,
@@ -316,16 +335,28 @@ impl<B: Clone> WriteLog<B> {
 
     /// A volume writes back from now on.
     pub fn attach(&mut self, now: Nanos, attach: Attach) {
-        let Attach { attachment, generation, destage, bound, frontier, epoch, marker } = attach;
+        let Attach {
+            attachment,
+            volume: uuid,
+            generation,
+            destage,
+            bound,
+            frontier,
+            epoch,
+            marker,
+        } = attach;
         #[allow(unused_mut, reason = "faults are planted in tests")]
         let mut volume = Attached {
+            uuid,
             generation,
+            parked: VecDeque::new(),
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
             sums: VecDeque::new(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
-            throttle: Throttle::new(bound, now),
+            throttle: Throttle::new(0, now),
+            stated: bound,
             destager: Destager::new(destage, epoch),
             pace: destage.pace,
             stored: frontier,
@@ -341,7 +372,7 @@ impl<B: Clone> WriteLog<B> {
             volume.destager.plant(self.fault);
         }
         self.volumes.insert(attachment, volume);
-        self.segments.set_reserve(self.config.reserve(self.volumes.len()));
+        self.divide();
     }
 
     /// What a start has found of a volume that was just attached: dirty and answered.
@@ -358,13 +389,14 @@ impl<B: Clone> WriteLog<B> {
                 at: record.offset,
                 len: record.length,
                 kind,
-                batch: dirty.batch,
+                batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
                 place: dirty.entry.place,
                 room: batches::room(record.payload_bytes()),
             };
             volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::Many(Box::default()));
+            volume.sums.push_back(Sums::new(&dirty.entry.sums));
             volume.since.push_back((record.sequence, now));
+            volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
             if !dirty.entry.readable {
                 let range = record.offset..record.offset + record.length;
                 volume.overlay.moves(range, record.sequence, None);
@@ -385,16 +417,34 @@ impl<B: Clone> WriteLog<B> {
         let Some(mut volume) = self.volumes.remove(&attachment) else { return };
         let segments = &mut self.segments;
         let last = volume.log.last();
-        volume.log.let_go(last, &mut volume.overlay, |_, logged| segments.let_go(logged.batch));
+        let parked = &mut volume.parked;
+        volume.log.let_go(last, &mut volume.overlay, |sequence, logged| {
+            match parked.pop_front_if(|(of, _)| *of == sequence) {
+                Some((_, generation)) => segments.let_go_parked(generation, Some(1)),
+                None => segments.let_go(logged.batch),
+            }
+        });
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
-        self.segments.set_reserve(self.config.reserve(self.volumes.len()));
+        self.divide();
     }
 
-    /// So many bytes of the log a volume may hold from now on.
-    pub fn set_bound(&mut self, attachment: u32, bound: u64) {
-        if let Some(volume) = self.volumes.get_mut(&attachment) {
-            volume.throttle.set_bound(bound);
+    /// Volumes have come or gone: four fifths of the log are theirs, those that are stated first, the rest in equal parts.
+    fn divide(&mut self) {
+        let reserve = self.config.reserve(self.volumes.len());
+        self.segments.set_reserve(reserve);
+        let segments = u64::from(self.config.segments - reserve);
+        let all = segments * u64::from(self.config.geometry.bytes()) / 5 * 4;
+        let stated: u64 = self.volumes.values().filter_map(|v| v.stated).sum();
+        let others = self.volumes.values().filter(|v| v.stated.is_none()).count() as u64;
+        let share = (all.saturating_sub(stated) / others.max(1)).min(MOST_SHARE);
+        // What is stated and does not fit is less.
+        let fits = |bytes: u64| match stated > all {
+            true => (u128::from(bytes) * u128::from(all) / u128::from(stated)) as u64,
+            false => bytes,
+        };
+        for volume in self.volumes.values_mut() {
+            volume.throttle.set_bound(volume.stated.map_or(share, fits));
         }
     }
 
@@ -459,8 +509,10 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// A batch that [`WriteLog::look`] has pinned has been read.
-    pub fn unpin(&mut self, batch: u64) {
+    pub fn unpin(&mut self, now: Nanos, batch: u64, asks: &mut Asks<B>) {
         self.segments.unpin(batch);
+        // Its segment may be what others wait for.
+        self.form(now, asks);
     }
 
     /// Whether anything of a range is dirty.
@@ -481,6 +533,10 @@ impl<B: Clone> WriteLog<B> {
                 self.close("a batch of the write log could not be written", asks);
             }
             return;
+        }
+        if Self::is_parked(number) {
+            self.copy_written();
+            return self.flush_device(now, asks);
         }
         self.unflushed += u64::from(write.len);
         self.unflushed_since.get_or_insert(now);
@@ -524,11 +580,12 @@ impl<B: Clone> WriteLog<B> {
         let behind = self.unflushed >= FLUSH_BYTES
             || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
         let covers = self.segments.flush_begins();
-        let anything = covers > self.segments.durable();
+        let anything = covers > self.segments.durable() || self.copy_waits();
         if self.flushing.is_some() || !(self.flush_wanted || behind) || !anything {
             return;
         }
         self.flush_wanted = false;
+        self.copy_flushes();
         (self.unflushed, self.unflushed_since) = (0, None);
         self.flushing = Some(covers);
         asks.flush = Some(covers);
@@ -546,6 +603,7 @@ impl<B: Clone> WriteLog<B> {
         }
         self.flush_failures = 0;
         self.segments.flushed(covers);
+        self.copy_flushed();
         let durable = self.segments.durable();
         let ready: Vec<Flushing> =
             self.flushes.extract_if(.., |flush| flush.batch <= durable).collect();

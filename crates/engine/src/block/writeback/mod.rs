@@ -23,6 +23,7 @@ pub mod marker;
 pub mod overlay;
 mod planted;
 pub mod recovery;
+pub mod scan;
 pub mod segments;
 pub mod throttle;
 pub mod volume_log;

@@ -16,7 +16,7 @@ use super::planted::{Fault, Planted};
 use super::segments::{Found, Parked};
 
 /// A record of a batch that verifies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The record.
     pub record: Record,
@@ -24,6 +24,8 @@ pub struct Entry {
     pub place: u64,
     /// Its payload can be read, as far as is known: of a batch in the tail it was verified, or the batch is not there.
     pub readable: bool,
+    /// The checksums of its payload.
+    pub sums: Box<[u32]>,
 }
 
 /// A batch whose header verifies. One in the tail is whole, payload included.
@@ -44,7 +46,7 @@ pub struct Scanned {
 }
 
 /// A record that is to be destaged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirty {
     /// The record, its place, and whether it can be read.
     pub entry: Entry,
@@ -126,7 +128,7 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
         let highest = dirty.keys().next_back().copied().unwrap_or(frontier);
         while let Some(record) = dirty.get(&(volume.last + 1)) {
             volume.last += 1;
-            volume.records.push(*record);
+            volume.records.push(record.clone());
         }
         // What batches behind the last hole say of it: nothing, and its last records may be in the hole.
         let hole = chain.damaged.last().map(|lost| lost.end);
@@ -154,9 +156,10 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
 
 /// The volume's records of this batch; a later one of the same sequence takes the place of an earlier one.
 fn add(dirty: &mut BTreeMap<u64, Dirty>, batch: &Scanned, number: u32, parked: Option<u64>) {
-    for &entry in &batch.entries {
+    for entry in &batch.entries {
         if entry.record.attachment == number && entry.record.kind != Kind::Frontier {
             let batch = batch.link.number;
+            let entry = entry.clone();
             dirty.insert(entry.record.sequence, Dirty { entry, batch, parked });
         }
     }

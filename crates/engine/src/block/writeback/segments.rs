@@ -146,7 +146,8 @@ impl Segments {
             free: (0..config.segments).filter(|segment| !used(segment)).collect(),
             live: live.iter().map(|&found| Live { found, pins: 0 }).collect(),
             retired: VecDeque::new(),
-            parked: parked.to_vec(),
+            // Of a former run: nothing is added to them, since what their chains end with is not known.
+            parked: parked.iter().map(|&p| Parked { used: config.room, ..p }).collect(),
             generation: last.0,
             number: last.1,
             written: last.1,

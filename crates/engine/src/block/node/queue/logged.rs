@@ -16,6 +16,14 @@ pub(super) enum LogJob {
     Client(OpId, u64, Piece),
     /// Of a stretch that goes to the store of a volume.
     Destage(u32, Dirty, Piece),
+    /// Of a record of a volume that is copied out of the way: which of [`Parking`].
+    Park(u32, usize, Piece),
+}
+
+/// Records of a volume that are copied out of the way: those that were read, and how many were not.
+pub(super) struct Parking<B> {
+    records: Vec<(u64, Option<Piece>, Option<B>)>,
+    left: usize,
 }
 
 /// What an operation does for a volume's destage.
@@ -149,7 +157,9 @@ impl<H: Host> Queue<H> {
     }
 
     fn read_log(&mut self, fx: &mut impl Effects<H>, job: LogJob) {
-        let (LogJob::Client(_, _, piece) | LogJob::Destage(_, _, piece)) = &job;
+        let (LogJob::Client(_, _, piece)
+        | LogJob::Destage(_, _, piece)
+        | LogJob::Park(_, _, piece)) = &job;
         let (place, bytes) = (piece.place, piece.bytes);
         let free = self.log_jobs.iter().position(Option::is_none);
         let at = free.unwrap_or_else(|| {
@@ -170,12 +180,14 @@ impl<H: Host> Queue<H> {
         read: Option<(&[u32], H::Bytes)>,
     ) {
         let Some(job) = self.log_jobs.get_mut(io as usize).and_then(Option::take) else { return };
-        let (LogJob::Client(_, _, piece) | LogJob::Destage(_, _, piece)) = &job;
+        let (LogJob::Client(_, _, piece)
+        | LogJob::Destage(_, _, piece)
+        | LogJob::Park(_, _, piece)) = &job;
         let right = read.filter(|(sums, _)| *sums == piece.sums.as_slice());
         let bytes = right.map(|(_, bytes)| H::part(&bytes, piece.skip.into(), piece.len));
         match job {
             LogJob::Client(id, at, piece) => {
-                self.log(node, fx, |log, _| log.unpin(piece.batch));
+                self.log(node, fx, |log, asks| log.unpin(now, piece.batch, asks));
                 let Some(op) = self.ops.get_mut(&id) else { return };
                 let failure = match bytes {
                     Some(bytes) => {
@@ -189,9 +201,32 @@ impl<H: Host> Queue<H> {
                 };
                 self.step(node, now, fx, id, failure);
             }
-            LogJob::Destage(attachment, dirty, _) => {
+            LogJob::Destage(attachment, dirty, piece) => {
+                self.log(node, fx, |log, asks| log.unpin(now, piece.batch, asks));
                 self.destage_stretch(node, now, fx, attachment, dirty, bytes);
             }
+            LogJob::Park(attachment, at, _) => {
+                if let Some(parking) = self.parking.get_mut(&attachment) {
+                    parking.records[at].2 = bytes;
+                    parking.left -= 1;
+                }
+                self.park(node, now, fx, attachment);
+            }
+        }
+    }
+
+    /// Records of a volume are copied out of the way when all of them are read.
+    fn park<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+    ) {
+        if self.parking.get(&attachment).is_some_and(|parking| parking.left == 0)
+            && let Some(Parking { records, .. }) = self.parking.remove(&attachment)
+        {
+            self.log(node, fx, |log, asks| log.parked(now, attachment, records, asks));
         }
     }
 
@@ -265,6 +300,18 @@ impl<H: Host> Queue<H> {
                 }
                 Asked::Store(dirty, None) => {
                     self.destage_stretch(node, now, fx, attachment, dirty, None);
+                }
+                Asked::Park(parks) => {
+                    let left = parks.iter().filter(|(_, piece)| piece.is_some()).count();
+                    let records =
+                        parks.iter().map(|(n, piece)| (*n, piece.clone(), None)).collect();
+                    self.parking.insert(attachment, Parking { records, left });
+                    for (at, (_, piece)) in parks.into_iter().enumerate() {
+                        if let Some(piece) = piece {
+                            self.read_log(fx, LogJob::Park(attachment, at, piece));
+                        }
+                    }
+                    self.park(node, now, fx, attachment);
                 }
                 Asked::Flush => self.destage_flush(node, now, fx, attachment),
                 Asked::Journal { .. } | Asked::FlushJournal => {}

@@ -60,7 +60,7 @@ impl<B: Clone> WriteLog<B> {
     pub(super) fn form(&mut self, now: Nanos, asks: &mut Asks<B>) {
         while self.closed.is_none() && self.writing.len() < self.config.depth as usize {
             if !(self.form_clients(now, asks) || self.form_frontier(now, asks)) {
-                return;
+                return asks.steps.extend(self.parks());
             }
         }
     }
@@ -149,7 +149,7 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// First byte on the device of a batch that has its place.
-    fn first(&self, placed: &Placed) -> u64 {
+    pub(super) fn first(&self, placed: &Placed) -> u64 {
         let geometry = self.config.geometry;
         let segment = u64::from(placed.segment) * u64::from(geometry.bytes());
         self.config.at + segment + u64::from(geometry.sector() + placed.at)

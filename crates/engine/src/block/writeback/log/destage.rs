@@ -6,12 +6,12 @@ use larder_base::Nanos;
 
 use super::super::destager::{self, Pace};
 use super::super::overlay::{Dirty, Holds};
-use super::{Asks, Attached, Piece, WriteLog};
+use super::{Asks, Attached, Parks, Piece, WriteLog};
 
 /// What a destager asks of a queue that has the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Write this stretch to the store: [`WriteLog::stored`]. What it has of the log is pinned by being there.
+    /// Write this stretch to the store: [`WriteLog::stored`]. What it has of the log is pinned until [`WriteLog::unpin`].
     Store(Dirty, Option<Piece>),
     /// Flush the store: [`WriteLog::store_flushed`].
     Flush,
@@ -26,6 +26,8 @@ pub enum Asked {
     },
     /// Flush the journal's device: [`WriteLog::journal_flushed`].
     FlushJournal,
+    /// Read these records, so that they are copied out of the way: [`WriteLog::parked`].
+    Park(Parks),
 }
 
 /// How a volume is doing.
@@ -89,6 +91,7 @@ impl<B: Clone> WriteLog<B> {
             let pressed = volume.draining || starved || full;
             volume.destager.step(&volume.log, now, durable, (hurry, pressed), takes);
         });
+        out.extend(self.park(attachment).map(Asked::Park));
     }
 
     /// A stretch came to the store, or not: the incarnation of the store that has it.
@@ -160,6 +163,13 @@ impl<B: Clone> WriteLog<B> {
             let pieces = pieces.iter().map(|dirty| (*dirty, piece(dirty))).collect();
             out.push(Asked::Journal { epoch, last, pieces });
         }
+        for asked in out.iter() {
+            let pieces = match asked {
+                Asked::Store(_, piece) => std::slice::from_ref(piece).iter(),
+                _ => [].iter(),
+            };
+            pieces.flatten().for_each(|piece| self.segments.pin(piece.batch));
+        }
         if takes.flush {
             out.push(Asked::Flush);
         }
@@ -202,10 +212,14 @@ impl<B: Clone> WriteLog<B> {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let Some(position) = volume.destager.noted() else { return };
         let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
-        volume.log.let_go(position, &mut volume.overlay, |_, logged| {
+        let parked = &mut volume.parked;
+        volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
             bytes += u64::from(logged.room);
             sums.pop_front();
-            segments.let_go(logged.batch);
+            match parked.pop_front_if(|(of, _)| *of == sequence) {
+                Some((_, generation)) => segments.let_go_parked(generation, Some(1)),
+                None => segments.let_go(logged.batch),
+            }
         });
         while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
             volume.since.pop_front();

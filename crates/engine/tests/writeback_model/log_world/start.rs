@@ -1,0 +1,219 @@
+//! Kills, power cuts, and what a start makes of the log.
+
+use super::*;
+use larder_engine::block::writeback::Fault as Planting;
+use larder_engine::block::writeback::log::Attach;
+use larder_engine::block::writeback::recovery::{Entry, Recovered, Scanned, recover};
+use larder_format::block::write_log::batch::{Place, decode};
+use larder_format::block::write_log::{Frontier, Kind as RecordKind, SegmentHeader};
+
+impl World {
+    fn planted(&self) -> Planting {
+        #[cfg(feature = "planted")]
+        return Planting::of(self.setup.fault);
+        #[cfg(not(feature = "planted"))]
+        Planting::default()
+    }
+
+    pub(super) fn attach(&mut self, v: usize, frontier: u64) {
+        let volume = &self.volumes[v];
+        let attach = Attach {
+            attachment: volume.attachment,
+            generation: 1,
+            destage: volume.destage,
+            bound: volume.bound,
+            frontier,
+            epoch: 0,
+            marker: 0,
+        };
+        self.log.attach(self.now, attach);
+    }
+
+    /// Larder is killed, or the power is cut, and it starts again.
+    pub(super) fn restart(&mut self, power: bool) -> Checked {
+        self.says(|| format!("{}", if power { "power cut" } else { "kill" }));
+        // What is under way comes in part, or not at all.
+        let mut ios = std::mem::take(&mut self.ios);
+        while !ios.is_empty() {
+            let which = self.rng.below(ios.len() as u64) as usize;
+            match ios.swap_remove(which) {
+                Io::Write { write, bytes } => {
+                    let part = self.device.part(&mut self.rng, bytes.len());
+                    let some = self.rng.chance(0.6).then_some(part);
+                    self.device.write(write.at, bytes, some);
+                }
+                Io::Flush { mark, .. } if self.rng.chance(0.5) => self.device.flush(mark, true),
+                Io::Store { volume, dirty, piece } if self.rng.chance(0.5) => {
+                    for (sector, number) in self.destaged(volume, &dirty, piece.as_ref())? {
+                        if self.rng.chance(0.7) {
+                            self.volumes[volume].store.write(sector, number);
+                        }
+                    }
+                }
+                Io::FlushStore(volume) if self.rng.chance(0.5) => {
+                    self.volumes[volume].store.flush()
+                }
+                _ => {}
+            }
+        }
+        self.device.crash(&mut self.rng, power);
+        // A log that failed has only what was promised.
+        let weak = power || self.log.closed().is_some();
+        if power {
+            for volume in &mut self.volumes {
+                if self.rng.chance(0.5) {
+                    volume.store.crash(&mut self.rng);
+                }
+            }
+        }
+        self.ops.clear();
+        self.volumes.iter_mut().for_each(|volume| volume.blocked.clear());
+        self.start(weak)
+    }
+
+    fn start(&mut self, weak: bool) -> Checked {
+        let scanned = self.scan();
+        let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
+        let found = recover(&scanned, &numbers, self.planted());
+        self.says(|| format!("found {:?}, {:?}", found.chain.next, found.chain.damaged));
+        if !found.chain.damaged.is_empty() {
+            return Err(format!("batches {:?} are called damaged", found.chain.damaged));
+        }
+        for v in 0..self.volumes.len() {
+            self.kept(v, &found, weak)?;
+        }
+        self.config.run += 1;
+        self.log = WriteLog::found(self.config, &found, found.chain.before);
+        self.plant();
+        for v in 0..self.volumes.len() {
+            let mine = &found.volumes[&self.volumes[v].attachment];
+            self.attach(v, mine.frontier);
+            self.log.recover(self.now, self.volumes[v].attachment, mine);
+            let held =
+                self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
+            self.volumes[v].may_hold = self.volumes[v].bound.max(held);
+        }
+        let mark = self.device.mark();
+        self.device.flush(mark, true);
+        let mut asks = Asks::default();
+        self.log.recovered(&mut asks);
+        for v in 0..self.volumes.len() {
+            self.check_start(v)?;
+        }
+        self.carry(asks)
+    }
+
+    /// Of a volume's log that is left which was to be there.
+    fn kept(&mut self, v: usize, found: &Recovered, weak: bool) -> Checked {
+        let volume = &self.volumes[v];
+        let mine = &found.volumes[&volume.attachment];
+        if mine.gap {
+            return Err(format!("v{v} is called damaged"));
+        }
+        if mine.last > volume.log.len() as u64 {
+            return Err(format!("v{v}: {} records are found, of {}", mine.last, volume.log.len()));
+        }
+        self.says(|| format!("v{v}: frontier {}, last {}", mine.frontier, mine.last));
+        for &number in &volume.log[mine.last as usize..] {
+            let write = &self.writes[number as usize];
+            let flushed = write.done <= volume.level || write.fua && write.answered != NEVER;
+            if flushed || !weak && write.done != NEVER {
+                return Err(format!("v{v}: {number} was promised and is lost"));
+            }
+        }
+        self.tick += 1;
+        let (tick, volume) = (self.tick, &mut self.volumes[v]);
+        volume.log.truncate(mine.last as usize);
+        // All that was found is durable, and everybody may see it.
+        volume.level = tick;
+        for &number in &volume.log {
+            let write = &mut self.writes[number as usize];
+            write.done = write.done.min(tick);
+        }
+        Ok(())
+    }
+
+    /// The volume is a prefix of its log.
+    fn check_start(&mut self, v: usize) -> Checked {
+        let all = self.volumes[v].store.sectors();
+        let mut stretches = Vec::new();
+        self.log.look(self.volumes[v].attachment, 0..all * SECTOR, |found| stretches.push(found));
+        let mut sector = 0;
+        for found in stretches {
+            let numbers: Vec<Option<u64>> = match &found {
+                Found::Clean(_, len) => (sector..sector + len / SECTOR)
+                    .map(|sector| Some(self.volumes[v].store.see(sector)))
+                    .collect(),
+                Found::Zeros(_, len) => (0..len / SECTOR).map(|_| None).collect(),
+                Found::Unreadable(..) => return Err(format!("v{v}: {found:?}")),
+                Found::Logged(piece) => {
+                    let numbers = self.piece(v, piece)?;
+                    let mut asks = Asks::default();
+                    self.log.unpin(self.now, piece.batch, &mut asks);
+                    numbers.into_iter().map(Some).collect()
+                }
+            };
+            for number in numbers {
+                let want = self.last(v, sector, NEVER);
+                let right = match number {
+                    Some(number) => number == want,
+                    None => self.writes[want as usize].kind != Kind::Write,
+                };
+                if !right {
+                    return Err(format!(
+                        "v{v}: sector {sector} holds {number:?}, the prefix has {want}"
+                    ));
+                }
+                sector += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The batches that a start can read.
+    fn scan(&self) -> Vec<Scanned> {
+        let geometry = self.config.geometry;
+        let (bytes, sector) = (geometry.bytes() as usize, geometry.sector());
+        let mut all = Vec::new();
+        for segment in 0..self.config.segments {
+            let from = AT as usize + segment as usize * bytes;
+            let area = &self.device.all()[from..from + bytes];
+            let Ok(header) = SegmentHeader::decode(&area[..sector as usize], CACHE) else {
+                continue;
+            };
+            let mut at = sector;
+            while (at as usize) < bytes {
+                let generation = header.generation;
+                let place = Place { cache: CACHE, generation, at, segment: geometry.bytes() };
+                let Ok(batch) = decode(&area[at as usize..], &place) else { break };
+                let header_bytes = batch.contents.shape().header_bytes();
+                let payload = &area[(at + header_bytes) as usize..];
+                if batch.check_payload(payload).is_err() {
+                    break;
+                }
+                let mut frontier = None;
+                let mut entries = Vec::new();
+                for entry in batch.contents.entries() {
+                    let payload =
+                        &payload[entry.payload.start as usize..entry.payload.end as usize];
+                    if entry.record.kind == RecordKind::Frontier {
+                        frontier = Frontier::decode(payload).ok();
+                        continue;
+                    }
+                    let place = segment as usize * bytes
+                        + (at + header_bytes + entry.payload.start) as usize;
+                    entries.push(Entry {
+                        record: *entry.record,
+                        place: place as u64,
+                        readable: true,
+                    });
+                }
+                let link = batch.link();
+                at += batch.bytes(sector);
+                let end = at - sector;
+                all.push(Scanned { link, parked: 0, segment, end, entries, frontier });
+            }
+        }
+        all
+    }
+}
