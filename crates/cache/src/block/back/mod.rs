@@ -1,5 +1,6 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+mod recover;
 mod start;
 mod words;
 
@@ -27,6 +28,8 @@ pub(super) use start::{check_through, start};
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
+pub(super) use recover::order_words;
+pub use recover::{RecoverError, Recovery, recover};
 pub use words::{BACK, FORM, NotBack, order_name};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
