@@ -10,11 +10,12 @@ use larder_engine::block::node::start::Found;
 use larder_engine::block::{
     FoundPage, GROUP_LINES, IoFailed, LineId, LogIo, SlotId, Sum, read_table,
 };
-use larder_format::block::superblock::COPY_BYTES;
+use larder_format::block::superblock::{COPY_BYTES, HoldsState};
 use larder_format::block::{BlockSuperblock, BlockSuperblockError, VolumeState};
 use larder_runtime::{AlignedBuf, Device, DeviceOptions, FlashDevice};
 use serde::{Deserialize, Serialize};
 
+use super::back::order_words;
 use super::check::CheckFault;
 use super::open::{CacheError, open_device, read_superblock};
 
@@ -35,6 +36,20 @@ pub struct InspectedVolume {
     pub detached: bool,
     /// Its lines in the durable map.
     pub lines: u64,
+    /// What the write log has to do with it.
+    pub write_back: Option<InspectedBack>,
+}
+
+/// What a device says of a volume that wrote back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InspectedBack {
+    /// The write log may hold what its store lacks.
+    pub dirty: bool,
+    /// In which order the store gets what was written: `any`, `ordered` or `ordered,grain=completion`.
+    pub order: String,
+    /// Its generation.
+    pub generation: u64,
 }
 
 /// What was found on a device.
@@ -61,6 +76,8 @@ pub struct Inspection {
     pub intent_pages_damaged: u64,
     /// The log is shorter than it is known to have been: pages of it are damaged, and the next start is cold.
     pub log_gap: bool,
+    /// Bytes of the write log; `None`: there is none.
+    pub write_log_bytes: Option<u64>,
     /// Records of the log.
     pub records: u64,
     /// Regions that were being written to.
@@ -140,6 +157,7 @@ pub fn inspect(
         placement: layout.placement().to_string(),
         slots: layout.capacity(),
         clean: sb.is_clean(),
+        write_log_bytes: sb.write_log.map(|log| log.bytes()),
         superblocks_damaged: damaged_copies(&device)?,
         ..Inspection::default()
     };
@@ -151,6 +169,13 @@ pub fn inspect(
             bytes: v.bytes,
             detached: v.state == VolumeState::Detached,
             lines: 0,
+            write_back: v.write_back.filter(|w| w.holds != HoldsState::Nothing).map(|w| {
+                InspectedBack {
+                    dirty: w.holds.may_be_dirty(),
+                    order: order_words(w.order).to_owned(),
+                    generation: w.generation,
+                }
+            }),
         })
         .collect();
     let durable = Found::of(&sb, &mut ReadOnly(&device)).map_err(unreadable)?;

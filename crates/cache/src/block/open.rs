@@ -449,6 +449,14 @@ pub fn layout_of(path: &Path) -> Result<Layout, CacheError> {
     Ok(read_superblock(&open_device(&DeviceOptions::new(path))?)?.layout)
 }
 
+/// Where the write log of the cache at `path` lies, if it has one.
+///
+/// # Errors
+/// As [`layout_of`].
+pub fn write_log_of(path: &Path) -> Result<Option<WriteLogArea>, CacheError> {
+    Ok(read_superblock(&open_device(&DeviceOptions::new(path))?)?.write_log)
+}
+
 /// Opens what must have been formatted.
 pub(super) fn open_device(options: &DeviceOptions) -> Result<FlashDevice, CacheError> {
     let no_cache = |device: &str, reason: String| {

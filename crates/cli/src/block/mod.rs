@@ -5,6 +5,7 @@ mod create;
 mod flush;
 mod format;
 mod ours;
+mod recover;
 mod select;
 mod serve;
 mod settings;
@@ -19,7 +20,7 @@ use larder_settings::{SettingsError, WithFile};
 pub(crate) use self::settings::Settings;
 use crate::error::CliError;
 
-/// Cache volumes on slow storage with local flash, served as network block devices (write-through)
+/// Cache volumes on slow storage with local flash, served as network block devices (write-through, or write-back)
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -45,6 +46,7 @@ enum Command {
     Flush(flush::FlushArgs),
     Prefetch(upkeep::PrefetchArgs),
     Check(upkeep::CheckArgs),
+    Recover(recover::RecoverArgs),
     Resize(upkeep::ResizeArgs),
 }
 
@@ -77,6 +79,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Flush(args) => flush::flush(&args),
         Command::Prefetch(args) => upkeep::prefetch(&args),
         Command::Check(args) => upkeep::check(&args),
+        Command::Recover(args) => recover::run(&args),
         Command::Resize(args) => upkeep::resize(&args),
     }
 }

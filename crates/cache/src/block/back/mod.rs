@@ -1,7 +1,9 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
 pub mod journal;
+mod recover;
 mod start;
+mod words;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,10 +30,9 @@ pub(super) use start::{check_through, start};
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
-use super::volume::Volume;
+pub(super) use recover::order_words;
+pub use recover::{RecoverError, Recovery, recover};
 pub use words::{BACK, FORM, NotBack, order_name};
-
-mod words;
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -175,19 +176,6 @@ impl Core {
         let back = self.back.get()?;
         let written = back.written(self.volume(name)?.attachment()?)?;
         Some((back, written))
-    }
-
-    /// Takes up a volume as [`Core::attach`] does, which writes back if `wish` says so.
-    ///
-    /// # Errors
-    /// As [`Core::attach`]; when its marker says that it must not be served, cannot be read or written, or the cache has no log.
-    pub fn attach_as(
-        &self,
-        volume: &Arc<Volume>,
-        trust: bool,
-        wish: &BackWish,
-    ) -> Result<Result<(), String>, CacheError> {
-        self.attach_back(volume, trust, wish)
     }
 
     /// How a volume that writes back is doing; `None` of others.

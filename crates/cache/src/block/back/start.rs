@@ -82,7 +82,7 @@ fn refused(name: &str, why: Why, place: &str, marker: Option<&Marker>) -> CacheE
         ),
         Why::SetBack => format!(
             "{place} is older than what this cache knows of it, or the cache is older than the marker: one of the two was set back to a copy; \
-             `larder block recover` gives up what the cache holds"
+             `larder block recover --set-back` gives up what any cache holds"
         ),
     };
     volume_error(name, reason)
@@ -513,7 +513,7 @@ impl Core {
     }
 }
 
-fn random_uuid() -> Result<Uuid, CacheError> {
+pub(super) fn random_uuid() -> Result<Uuid, CacheError> {
     let random = larder_runtime::machine::random_bytes::<16>();
     let random =
         random.map_err(|e| CacheError::System { what: "random bytes", reason: e.to_string() })?;
