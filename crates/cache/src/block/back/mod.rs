@@ -296,7 +296,10 @@ impl Core {
             return;
         }
         let state = MarkerState::Dirty;
-        let marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        // What is dirty was written since.
+        let age = status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
+        marker.time = marker.time.saturating_sub(age);
         match locked(place).write(&marker) {
             Ok(()) => {
                 *number += 1;

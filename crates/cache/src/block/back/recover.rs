@@ -11,6 +11,7 @@ use larder_volume::op::Op;
 use larder_volume::{Alone, Backing, BackingError};
 use serde::{Deserialize, Serialize};
 
+use super::journal::{Applied, Journal, Of};
 use super::start::random_uuid;
 
 /// For the store's flush.
@@ -34,13 +35,15 @@ pub enum RecoverError {
         "{0} is not there: nothing says that a cache held what the store lacks, and nothing is to be recovered; name the place with --marker if it is another"
     )]
     NoMarker(String),
-    /// This version cannot do it.
+    /// Its journal cannot be applied: the store may be between two epochs.
     #[error(
-        "{place} says that the store was written through a journal, which this version of Larder does not know: use the version that has written it"
+        "{place} says that the store was written through a journal, and it cannot be applied: {reason}; the store is not to be used before"
     )]
     Journal {
         /// The marker's place.
         place: String,
+        /// What is wrong.
+        reason: String,
     },
     /// The store cannot be flushed.
     #[error(
@@ -152,17 +155,32 @@ pub fn recover(
     }
     let ahead = if set_back { AHEAD } else { 0 };
     let last = match before {
-        Some(marker) => Marker {
-            number: marker.number.saturating_add(ahead),
-            generation: marker.generation.saturating_add(ahead),
-            ..marker
-        },
-        None => unknown()?,
+        Some(marker) => Marker { number: marker.number.saturating_add(ahead), ..marker },
+        None => {
+            let journal = store.image().map(|image| Journal::beside(image.path()));
+            if let Some(journal) = journal.filter(|journal| journal.exists()) {
+                let reason = format!(
+                    "journal '{}' is there, and without a marker nothing says whose it is; move it away to give up what it has",
+                    journal.display()
+                );
+                return Err(RecoverError::Journal { place: told.marker, reason });
+            }
+            unknown()?
+        }
     };
-    for step in machine::recover(last.generation) {
+    let before_was_journaled = last.order == MarkerOrder::Journaled;
+    for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
-            Step::Replay if last.order == MarkerOrder::Journaled => {
-                return Err(RecoverError::Journal { place: told.marker });
+            Step::Replay if before_was_journaled => {
+                let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
+                let applied = apply(store, of).map_err(|reason| RecoverError::Journal {
+                    place: told.marker.clone(),
+                    reason,
+                })?;
+                // What was written before the last epoch ended is there.
+                told.not_older_than =
+                    applied.map(|a| a.time / 1_000_000_000).max(told.not_older_than);
+                flush(store)?;
             }
             // There is no journal to replay, nor to empty: the store is flushed.
             Step::Replay => flush(store)?,
@@ -185,6 +203,15 @@ pub fn recover(
     told.fenced = place.is_fenced();
     told.recovered = true;
     Ok(told)
+}
+
+/// Applies what the journal beside an image has.
+fn apply(store: &dyn Backing, of: Of) -> Result<Option<Applied>, String> {
+    let image = store.image().ok_or("no journal is kept beside such a store")?;
+    let path = Journal::beside(image.path());
+    let journal = Journal::open(&path, false);
+    let journal = journal.map_err(|e| format!("journal '{}': {e}", path.display()))?;
+    journal.apply(of, store)
 }
 
 /// In place of a marker of which nothing is known.
