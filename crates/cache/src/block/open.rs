@@ -326,10 +326,10 @@ fn log_area(
     let Geometry { size, block } = device.geometry();
     let sector = if block <= 512 { 512 } else { 4096 };
     let name = device.name();
-    let area = WriteLogArea::of(layout.device, bytes, sector).map_err(|e| no_log(&name, &e))?;
+    let area = WriteLogArea::of(layout.device, bytes, sector).map_err(|e| no_log(name, &e))?;
     if area.end() > size {
         let reason = format!("it would end at byte {}, and the device has {size}", area.end());
-        return Err(no_log(&name, &reason));
+        return Err(no_log(name, &reason));
     }
     Ok(Some(area))
 }

@@ -123,8 +123,14 @@ pub(super) fn failed(error: CacheError) -> CliError {
         .replace("--flash-size", "--size")
         .replace("its size is missing", "--size is missing")
         .replace("name a state directory", "name a directory by --state-dir")
-        .replace("recovered as one that was set back", "recovered (`larder block recover --set-back`)")
-        .replace("have its store recovered, which", "have its store recovered (`larder block recover`), which")
+        .replace(
+            "recovered as one that was set back",
+            "recovered (`larder block recover --set-back`)",
+        )
+        .replace(
+            "have its store recovered, which",
+            "have its store recovered (`larder block recover`), which",
+        )
         .replace("as a volume that writes back", "with --write back:ORDER")
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")

@@ -4,6 +4,8 @@
 mod damage;
 mod device;
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of stretches that happen to be one")]
+
 use larder_engine::block::writeback::recovery::Dirty;
 use larder_format::Uuid;
 use larder_format::block::write_log::{Flags, Record, pieces};

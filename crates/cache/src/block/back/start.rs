@@ -195,7 +195,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             None => Ok(()),
             Some(name) => Err(volume_error(
                 name,
-                "it is to write back, and this cache has no write log: format one that has".to_owned(),
+                "it is to write back, and this cache has no write log: format one that has"
+                    .to_owned(),
             )),
         };
     };
@@ -270,7 +271,10 @@ impl Core {
         let name = &volume.name;
         let fail = |reason: String| volume_error(name, reason);
         let no_log = || {
-            fail("it is to write back, and this cache has no write log: format one that has".to_owned())
+            fail(
+                "it is to write back, and this cache has no write log: format one that has"
+                    .to_owned(),
+            )
         };
         let back = self.back.get().ok_or_else(no_log)?;
         let config = wish.back.clone().unwrap_or_default();

@@ -19,9 +19,10 @@ impl World {
         let volume = &self.volumes[v];
         let attach = Attach {
             attachment: volume.attachment,
+            volume: Uuid([7; 16]),
             generation: 1,
             destage: volume.destage,
-            bound: volume.bound,
+            bound: Some(volume.bound),
             frontier,
             epoch: 0,
             marker: 0,
@@ -76,7 +77,20 @@ impl World {
         let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
         let found = recover(&scan.batches, &numbers, self.planted());
         self.says(|| format!("found {:?}, {:?}", found.chain.next, found.chain.damaged));
-        for b in &scan.batches { self.says(|| format!("{} run {} gen {} known {} seg {} hash {:x} before {:x}", b.link.number, b.link.run, b.link.generation, b.link.known, b.segment, b.link.hash, b.link.before)); }
+        for b in &scan.batches {
+            self.says(|| {
+                format!(
+                    "{} run {} gen {} known {} seg {} hash {:x} before {:x}",
+                    b.link.number,
+                    b.link.run,
+                    b.link.generation,
+                    b.link.known,
+                    b.segment,
+                    b.link.hash,
+                    b.link.before
+                )
+            });
+        }
         if !found.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", found.chain.damaged));
         }
@@ -150,7 +164,7 @@ impl World {
                 Found::Logged(piece) => {
                     let numbers = self.piece(v, piece)?;
                     let mut asks = Asks::default();
-                    self.log.unpin(self.now, piece.batch, &mut asks);
+                    self.log.unpin(self.now, piece.pin, &mut asks);
                     self.carry(asks)?;
                     numbers.into_iter().map(Some).collect()
                 }
