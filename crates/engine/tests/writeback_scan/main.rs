@@ -1,10 +1,10 @@
 //! The scan of the write log at a start, and what is recovered from it: logs that are written with the encoders of the format, whole
 //! and damaged.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of stretches that happen to be one")]
+
 mod damage;
 mod device;
-
-#![allow(clippy::single_range_in_vec_init, reason = "lists of stretches that happen to be one")]
 
 use larder_engine::block::writeback::recovery::Dirty;
 use larder_format::Uuid;
