@@ -99,6 +99,19 @@ fn what_a_torn_batch_knew_durable_is_no_end_of_the_log() {
 }
 
 #[test]
+fn what_a_footer_knew_durable_is_no_end_of_the_log() {
+    let mut device = Device::new(512);
+    device.begin(4);
+    let rotten = [512, 700, 900].map(|bytes| device.batch(&[(1, bytes)], false));
+    device.begin(2);
+    device.batch(&[(2, 512)], false);
+    device.seal();
+    device.rot(rotten[1].header.start + 60);
+    let (_, recovered) = device.recover();
+    assert_eq!((&recovered.chain.damaged[..], recovered.chain.next), (&[2..3][..], 5));
+}
+
+#[test]
 fn behind_a_rotten_batch_that_was_durable_the_log_goes_on() {
     let mut device = three(512);
     let rotten = device.batch(&[(1, 6000)], false);
