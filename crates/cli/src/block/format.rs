@@ -122,7 +122,13 @@ pub(super) fn failed(error: CacheError) -> CliError {
         .to_string()
         .replace("--flash-size", "--size")
         .replace("its size is missing", "--size is missing")
-        .replace("name a state directory", "name a directory by --state-dir");
+        .replace("name a state directory", "name a directory by --state-dir")
+        .replace("recovered as one that was set back", "recovered (`larder block recover --set-back`)")
+        .replace("have its store recovered, which", "have its store recovered (`larder block recover`), which")
+        .replace("as a volume that writes back", "with --write back:ORDER")
+        .replace("as one that writes through", "without --write back:ORDER")
+        .replace("format one that has", "format one that has (`larder block format --write-log`)")
+        .replace("destage all of it before", "destage all of it (`larder block flush`) before");
     text.push_str(match error {
         CacheError::Occupied { .. } => ": say --yes if it is",
         CacheError::NotEmpty { .. } => " (`larder block format --yes`, or no --record)",

@@ -32,7 +32,7 @@ pub enum RecoverError {
     Store(#[from] BackingError),
     /// There is nothing that says that a cache was before it.
     #[error(
-        "{0} is not there: nothing says that a cache held what the store lacks, and nothing is to be recovered; name the place with --marker if it is another"
+        "{0} is not there: nothing says that a cache held what the store lacks, and nothing is to be recovered; name its place if it is another"
     )]
     NoMarker(String),
     /// Its journal cannot be applied: the store may be between two epochs.
@@ -98,7 +98,7 @@ fn state_name(state: MarkerState) -> &'static str {
     }
 }
 
-/// The name of an order, as `--write back:` has it.
+/// The name of an order, as a mode of write-back has it.
 pub(in crate::block) fn order_words(order: MarkerOrder) -> &'static str {
     match order {
         MarkerOrder::Any => "any",

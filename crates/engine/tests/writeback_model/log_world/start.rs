@@ -76,6 +76,7 @@ impl World {
         let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
         let found = recover(&scan.batches, &numbers, self.planted());
         self.says(|| format!("found {:?}, {:?}", found.chain.next, found.chain.damaged));
+        for b in &scan.batches { self.says(|| format!("{} run {} gen {} known {} seg {} hash {:x} before {:x}", b.link.number, b.link.run, b.link.generation, b.link.known, b.segment, b.link.hash, b.link.before)); }
         if !found.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", found.chain.damaged));
         }
