@@ -104,7 +104,6 @@ enum Io {
 
 struct Volume {
     attachment: u32,
-    order: Order,
     letter: char,
     destage: destager::Config,
     bound: u64,
@@ -472,7 +471,6 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
     let bound = [24 << 10, 64 << 10, area / 3, area][rng.below(4) as usize];
     Volume {
         attachment: i as u32 + 1,
-        order,
         letter,
         destage,
         bound,

@@ -32,7 +32,7 @@ impl World {
 
     /// Larder is killed, or the power is cut, and it starts again.
     pub(super) fn restart(&mut self, power: bool) -> Checked {
-        self.says(|| format!("{}", if power { "power cut" } else { "kill" }));
+        self.says(|| (if power { "power cut" } else { "kill" }).to_owned());
         // What is under way comes in part, or not at all.
         let mut ios = std::mem::take(&mut self.ios);
         while !ios.is_empty() {
