@@ -172,6 +172,16 @@ impl Segments {
         self.fault = fault;
     }
 
+    /// What was found was read, and may be in the device's cache alone: nothing of it is durable before a flush.
+    pub fn doubt(&mut self) {
+        self.durable = 0;
+    }
+
+    /// It is taken for durable all the same.
+    pub(super) fn sure(&mut self) {
+        self.durable = self.written;
+    }
+
     /// So many segments client writes leave from now on.
     pub fn set_reserve(&mut self, reserve: u32) {
         self.config.reserve = reserve;
@@ -337,7 +347,7 @@ impl Segments {
         let mut at = 0;
         while at < most && at + 1 < self.live.len() {
             let Live { found, pins } = self.live[at];
-            if found.records > 0 || pins > 0 {
+            if found.records > 0 || pins > 0 && !self.fault.is(Planted::PinsIgnored) {
                 at += 1;
                 continue;
             }
