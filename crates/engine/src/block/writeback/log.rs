@@ -431,6 +431,10 @@ impl<B: Clone> WriteLog<B> {
         }
         self.waiting.push_back(append);
         self.form(now, asks);
+        if !self.waiting.is_empty() && self.writing.is_empty() {
+            // There is no room: volumes that would destage later do so now.
+            asks.steps.extend(self.volumes.keys());
+        }
     }
 
     /// A client's FLUSH comes: it will be answered.
@@ -514,8 +518,10 @@ impl<B: Clone> WriteLog<B> {
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                let (held, room) = (volume.log.held(), u64::from(logged.room));
-                if volume.due(now, held, room).is_none_or(|due| due > now) {
+                let due = volume.due(now, u64::from(logged.room));
+                if due.is_none_or(|due| due > now) {
+                    // What is at the bound is not destaged before it is durable: that is not left to the clock.
+                    self.flush_wanted |= due.is_none() && volume.destager.is_idle();
                     break;
                 }
                 volume.throttle.acknowledged(now);
@@ -572,7 +578,8 @@ impl<B: Clone> WriteLog<B> {
             }
             asks.answers.push((op, false));
         }
-        self.flush_wanted = !self.flushes.is_empty();
+        // A FRONTIER that was not written when this flush began is waited for as well.
+        self.flush_wanted = !self.flushes.is_empty() || self.segments.has_said();
         self.noted(now, durable);
         let begins = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
         asks.steps.extend(begins.map(|(&attachment, _)| attachment));
@@ -601,7 +608,7 @@ impl<B: Clone> WriteLog<B> {
             let answer = volume
                 .log
                 .answerable(written)
-                .and_then(|logged| volume.due(now, volume.log.held(), u64::from(logged.room)));
+                .and_then(|logged| volume.due(now, u64::from(logged.room)));
             // A period that is over without anything to destage ends when there is.
             let destage = volume.destager.wakes().filter(|at| !volume.destager.is_idle() || *at > now);
             answer.into_iter().chain(destage).min()
@@ -636,8 +643,13 @@ impl Attached {
         self.destager.is_idle() && first.is_some_and(|logged| logged.batch <= durable)
     }
 
-    fn due(&self, now: Nanos, held: u64, room: u64) -> Option<Nanos> {
-        self.throttle.due(now, held, room)
+    /// When its next write may be answered. Where nothing that was answered is dirty nothing can be destaged either, however much is held:
+    /// one that waited for that would wait for ever.
+    fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
+        if self.log.acknowledged() == self.log.frontier() {
+            return Some(now);
+        }
+        self.throttle.due(now, self.log.held(), room)
     }
 
     /// Where a dirty stretch lies on the device.

@@ -9,7 +9,7 @@
 //! Freed segments stay readable until they are overwritten, so a start must be told which of them count: segments retire oldest first
 //! [fifo], a FRONTIER names the oldest that is live [oldest], each segment begins with one [repeat], and a retired segment is used again
 //! only when a FRONTIER that no longer counts it as live is durable [saidfree]. Client writes leave segments for FRONTIERs and for parking
-//! [reserve]; a FRONTIER takes one of those only where that frees one.
+//! [reserve]; the last of those a FRONTIER takes only where that frees one.
 //!
 //! A FLUSH joins the next flush of the device that *begins*, and covers the batches whose writes had ended by then [flushlog]. Rules in
 //! brackets are those of `models/write_back.py`.
@@ -221,7 +221,9 @@ impl Segments {
             _ if self.fault.is(Planted::NoReserve) => 0,
             Purpose::Clients => self.config.reserve,
             Purpose::Frontier if self.would_free() => 0,
-            Purpose::Frontier => self.config.reserve,
+            // Windows of the oldest segment's records may have to be told of before it retires: that takes less than a segment, and the last
+            // one stays for the FRONTIER that frees it.
+            Purpose::Frontier => self.config.reserve.min(1),
         };
         if left? < reserve {
             return None;
@@ -254,6 +256,11 @@ impl Segments {
     pub fn says(&mut self, batch: u64) {
         self.said.push_back(batch);
         self.told = batch;
+    }
+
+    /// Whether a FRONTIER was given out that is not durable.
+    pub fn has_said(&self) -> bool {
+        !self.said.is_empty()
     }
 
     /// The device write of a batch has ended.
