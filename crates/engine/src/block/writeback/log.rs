@@ -570,6 +570,10 @@ impl<B: Clone> WriteLog<B> {
         }
         self.waiting.push_back(append);
         self.form(now, asks);
+        if !self.waiting.is_empty() && self.writing.is_empty() {
+            // There is no room: volumes that would destage later do so now.
+            asks.steps.extend(self.volumes.keys());
+        }
     }
 
     /// A client's FLUSH comes: it will be answered.
@@ -663,7 +667,10 @@ impl<B: Clone> WriteLog<B> {
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                if volume.due(now, u64::from(logged.room)).is_none_or(|due| due > now) {
+                let due = volume.due(now, u64::from(logged.room));
+                if due.is_none_or(|due| due > now) {
+                    // What is at the bound is not destaged before it is durable: that is not left to the clock.
+                    self.flush_wanted |= due.is_none() && volume.destager.is_idle();
                     break;
                 }
                 volume.throttle.acknowledged(now);
@@ -727,7 +734,8 @@ impl<B: Clone> WriteLog<B> {
             }
             asks.answers.push((op, false));
         }
-        self.flush_wanted = !self.flushes.is_empty();
+        // A FRONTIER that was not written when this flush began is waited for as well.
+        self.flush_wanted = !self.flushes.is_empty() || self.segments.has_said();
         self.noted(now, durable);
         let begins = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
         asks.steps.extend(begins.map(|(&attachment, _)| attachment));

@@ -280,6 +280,11 @@ impl Segments {
         self.told = batch;
     }
 
+    /// Whether a FRONTIER was given out that is not durable.
+    pub fn has_said(&self) -> bool {
+        !self.said.is_empty()
+    }
+
     /// The device write of a batch has ended.
     pub fn ended(&mut self, batch: u64) {
         let at = batch.checked_sub(self.written + 1);
