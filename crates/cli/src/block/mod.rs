@@ -2,6 +2,7 @@
 
 mod control;
 mod create;
+mod export;
 mod flush;
 mod format;
 mod ours;
@@ -45,6 +46,7 @@ enum Command {
     Flush(flush::FlushArgs),
     Prefetch(upkeep::PrefetchArgs),
     Check(upkeep::CheckArgs),
+    Export(export::ExportArgs),
     Resize(upkeep::ResizeArgs),
 }
 
@@ -77,6 +79,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Flush(args) => flush::flush(&args),
         Command::Prefetch(args) => upkeep::prefetch(&args),
         Command::Check(args) => upkeep::check(&args),
+        Command::Export(args) => export::export(&args),
         Command::Resize(args) => upkeep::resize(&args),
     }
 }
