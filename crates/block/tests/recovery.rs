@@ -144,6 +144,7 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
     let (path, layout) = image(dir.path(), placement, bytes);
     let config = CacheConfig {
         back: std::collections::BTreeMap::new(),
+        back_by_default: None,
         markers: std::collections::BTreeMap::new(),
         write: WriteMode::WriteThrough,
         replacement: Replacement::Lru,

@@ -24,10 +24,10 @@ use crate::block::volume::Volume;
 pub enum Detaching {
     /// So many clients still use the volume.
     Clients(u64),
+    /// So many bytes of the write log are still to come to its store.
+    Dirty(u64),
     /// Operations end.
     Draining,
-    /// So many bytes of its log are still to be destaged.
-    Dirty(u64),
     /// So many regions wait to be made durable.
     Durable(u64),
 }
@@ -48,14 +48,15 @@ impl Core {
         volume: &Arc<Volume>,
         trust: bool,
     ) -> Result<Result<(), String>, CacheError> {
-        self.attach_as(volume, trust, &self.config.wish_of(volume.name()))
+        let marker = self.config.wish_of(volume.name()).marker;
+        self.attach_as(volume, trust, &BackWish { back: None, marker })
     }
 
-    /// The same of a volume that writes back, and where its marker is.
+    /// The same of a volume that may write back, and where its marker is.
     ///
     /// # Errors
     /// As [`Core::attach`], and when its marker forbids it.
-    pub(super) fn attach_back(
+    pub fn attach_as(
         &self,
         volume: &Arc<Volume>,
         trust: bool,

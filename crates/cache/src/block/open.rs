@@ -326,10 +326,10 @@ fn log_area(
     let Geometry { size, block } = device.geometry();
     let sector = if block <= 512 { 512 } else { 4096 };
     let name = device.name();
-    let area = WriteLogArea::of(layout.device, bytes, sector).map_err(|e| no_log(&name, &e))?;
+    let area = WriteLogArea::of(layout.device, bytes, sector).map_err(|e| no_log(name, &e))?;
     if area.end() > size {
         let reason = format!("it would end at byte {}, and the device has {size}", area.end());
-        return Err(no_log(&name, &reason));
+        return Err(no_log(name, &reason));
     }
     Ok(Some(area))
 }
@@ -447,6 +447,14 @@ const SPREAD_LOOKS: u64 = 256;
 /// [`CacheError`] when there is none that can be used.
 pub fn layout_of(path: &Path) -> Result<Layout, CacheError> {
     Ok(read_superblock(&open_device(&DeviceOptions::new(path))?)?.layout)
+}
+
+/// Where the write log of the cache at `path` lies, if it has one.
+///
+/// # Errors
+/// As [`layout_of`].
+pub fn write_log_of(path: &Path) -> Result<Option<WriteLogArea>, CacheError> {
+    Ok(read_superblock(&open_device(&DeviceOptions::new(path))?)?.write_log)
 }
 
 /// Opens what must have been formatted.

@@ -8,6 +8,7 @@ use larder_base::{ByteSize, UnixSecs};
 use larder_block::cache::{CacheError, FormatConfig, open};
 use larder_engine::block::node::defaults;
 use larder_format::block::Placement;
+use larder_format::block::superblock::WriteLogArea;
 use larder_runtime::DeviceError;
 
 use crate::error::CliError;
@@ -58,6 +59,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let line = u32::try_from(args.line.0)
         .map_err(|_| CliError::Usage(format!("--line {}: 64k is the most", args.line)))?;
+    if let Some(size) = args.write_log {
+        WriteLogArea::of(0, size.0, 512)
+            .map_err(|e| CliError::Usage(format!("--write-log {size}: {e}")))?;
+    }
     let config = FormatConfig {
         path: args.path.clone(),
         size: args.size,
@@ -79,6 +84,10 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as u32);
     let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(failed)?;
     let path = args.path.display();
+    if args.write_log.is_some() {
+        let log = open::write_log_of(&args.path).map_err(failed)?;
+        outln!("{path}: a write log of {}", ByteSize(log.map_or(0, |log| log.bytes())))?;
+    }
     let line = ByteSize(u64::from(layout.line));
     if let Placement::Sparse(span) = layout.placement() {
         outln!(
@@ -113,7 +122,19 @@ pub(super) fn failed(error: CacheError) -> CliError {
         .to_string()
         .replace("--flash-size", "--size")
         .replace("its size is missing", "--size is missing")
-        .replace("name a state directory", "name a directory by --state-dir");
+        .replace("name a state directory", "name a directory by --state-dir")
+        .replace(
+            "recovered as one that was set back",
+            "recovered (`larder block recover --set-back`)",
+        )
+        .replace(
+            "have its store recovered, which",
+            "have its store recovered (`larder block recover`), which",
+        )
+        .replace("as a volume that writes back", "with --write back:ORDER")
+        .replace("as one that writes through", "without --write back:ORDER")
+        .replace("format one that has", "format one that has (`larder block format --write-log`)")
+        .replace("destage all of it before", "destage all of it (`larder block flush`) before");
     text.push_str(match error {
         CacheError::Occupied { .. } => ": say --yes if it is",
         CacheError::NotEmpty { .. } => " (`larder block format --yes`, or no --record)",

@@ -6,6 +6,7 @@ mod export;
 mod flush;
 mod format;
 mod ours;
+mod recover;
 mod select;
 mod serve;
 mod settings;
@@ -20,7 +21,7 @@ use larder_settings::{SettingsError, WithFile};
 pub(crate) use self::settings::Settings;
 use crate::error::CliError;
 
-/// Cache volumes on slow storage with local flash, served as network block devices (write-through)
+/// Cache volumes on slow storage with local flash, served as network block devices (write-through, or write-back)
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -47,6 +48,7 @@ enum Command {
     Prefetch(upkeep::PrefetchArgs),
     Check(upkeep::CheckArgs),
     Export(export::ExportArgs),
+    Recover(recover::RecoverArgs),
     Resize(upkeep::ResizeArgs),
 }
 
@@ -80,6 +82,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Prefetch(args) => upkeep::prefetch(&args),
         Command::Check(args) => upkeep::check(&args),
         Command::Export(args) => export::export(&args),
+        Command::Recover(args) => recover::run(&args),
         Command::Resize(args) => upkeep::resize(&args),
     }
 }

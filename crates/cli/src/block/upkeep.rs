@@ -297,6 +297,7 @@ fn inspection_text(i: &Inspection) -> String {
         ("superblock", damaged(i.superblocks_damaged, "copy").replace("copys", "copies")),
         ("snapshot", damaged(i.snapshot_pages_damaged, "page")),
         ("log", format!("{} records{}", i.records, if i.log_gap { ", and a GAP" } else { "" })),
+        ("write log", i.write_log_bytes.map_or_else(|| "none".into(), |n| ByteSize(n).to_string())),
         (
             "write-intent map",
             format!(
@@ -327,17 +328,29 @@ fn inspection_text(i: &Inspection) -> String {
         rows.push(("", format!("{} of no volume: not used", i.of_no_volume)));
     }
     for v in &i.volumes {
-        let state =
-            if v.detached { "put aside in good order" } else { "in use when the run ended" };
+        let mut state =
+            if v.detached { "put aside in good order" } else { "in use when the run ended" }
+                .to_owned();
+        if let Some(back) = &v.write_back {
+            let holds = if back.dirty {
+                "the write log MAY HOLD WHAT ITS STORE LACKS"
+            } else {
+                "its store has everything"
+            };
+            state.push_str(&format!(
+                "; wrote back ({}), generation {}: {holds}",
+                back.order, back.generation
+            ));
+        }
         rows.push((
             "volume",
             format!("{}: {}, {} cached, {state}", v.name, ByteSize(v.bytes), bytes(v.lines)),
         ));
     }
-    if let Some(log) = &i.write_log {
+    if let Some(log) = &i.dirty_data {
         rows.extend(super::export::log_rows(log));
     }
-    let dirty = i.write_log.as_ref().map_or_else(String::new, super::export::log_faults);
+    let dirty = i.dirty_data.as_ref().map_or_else(String::new, super::export::log_faults);
     two_columns(rows) + &faults(&i.faults) + &dirty
 }
 

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use larder_base::Rng;
-use larder_engine::block::writeback::log::Sums;
 use larder_engine::block::writeback::recovery::{Entry, Recovered, Scanned, recover};
 use larder_engine::block::writeback::segments::{Config, Oldest, Placed, Purpose, Segments};
 use larder_engine::block::writeback::{Fault, Planted};

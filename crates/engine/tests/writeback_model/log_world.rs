@@ -20,7 +20,7 @@ use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::Planted;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{
-    Asked, Asks, Config, Found, Piece, Sums, ToWrite, WriteLog,
+    Asked, Asks, Config, Found, Parks, Piece, Sums, ToWrite, WriteLog,
 };
 use larder_engine::block::writeback::overlay::{Dirty, Holds};
 use larder_engine::block::writeback::volume_log::{Kind, Order};
@@ -99,11 +99,11 @@ enum Io {
     Read(Reading),
     Store { volume: usize, dirty: Dirty, piece: Option<Piece> },
     FlushStore(usize),
+    Park { volume: usize, parks: Parks },
 }
 
 struct Volume {
     attachment: u32,
-    order: Order,
     letter: char,
     destage: destager::Config,
     bound: u64,
@@ -133,6 +133,8 @@ pub(super) struct World {
     ops: BTreeMap<OpId, Op>,
     next_op: u64,
     ios: Vec<Io>,
+    /// The store of this volume does not answer.
+    stuck: Option<usize>,
     /// Of a thousand I/Os so many fail.
     failures: u64,
 }
@@ -174,6 +176,7 @@ impl World {
             ops: BTreeMap::new(),
             next_op: 0,
             ios: Vec::new(),
+            stuck: None,
             failures,
         };
         world.plant();
@@ -227,6 +230,7 @@ impl World {
             match asked {
                 Asked::Store(dirty, piece) => self.ios.push(Io::Store { volume, dirty, piece }),
                 Asked::Flush => self.ios.push(Io::FlushStore(volume)),
+                Asked::Park(parks) => self.ios.push(Io::Park { volume, parks }),
                 Asked::Journal { .. } | Asked::FlushJournal => {}
             }
         }
@@ -261,8 +265,37 @@ impl World {
                 self.read_ends(&reading)?;
                 0
             }
+            Io::Park { volume, parks } => {
+                let mut read = Vec::new();
+                for (sequence, piece) in parks {
+                    let bytes = piece.as_ref().map(|piece| {
+                        let bytes = self.device.read(piece.place, piece.bytes as usize);
+                        pieces::check(piece.sums.as_slice(), 0, bytes).map(|()| bytes.to_vec())
+                    });
+                    if let Some(Err(which)) = bytes {
+                        return Err(format!(
+                            "v{volume}: piece {which} of {piece:?} does not verify"
+                        ));
+                    }
+                    let bytes = bytes.and_then(Result::ok).map(|bytes| Bytes(Rc::new(bytes)));
+                    read.push((sequence, piece, bytes));
+                }
+                self.says(|| {
+                    let of = |(n, piece, _): &(u64, Option<Piece>, _)| {
+                        format!("{n} from {:?}", piece.as_ref().map(|p| (p.place, p.bytes, p.pin)))
+                    };
+                    let all: Vec<String> = read.iter().map(of).collect();
+                    format!("v{volume}: parked: {}", all.join(", "))
+                });
+                let attachment = self.volumes[volume].attachment;
+                self.log.parked(now, attachment, read, &mut asks);
+                volume
+            }
             Io::Store { volume, dirty, piece } => {
                 let numbers = self.destaged(volume, &dirty, piece.as_ref())?;
+                if let Some(piece) = &piece {
+                    self.log.unpin(now, piece.pin, &mut asks);
+                }
                 let done = !self.fails();
                 for (sector, number) in numbers {
                     if done || self.rng.chance(0.5) {
@@ -316,6 +349,10 @@ impl World {
     pub(super) fn play(&mut self, steps: u64) -> Checked {
         for _ in 0..steps {
             self.now.0 += self.rng.below(200_000);
+            if self.rng.below(200) == 0 {
+                let some = self.rng.below(self.volumes.len() as u64) as usize;
+                self.stuck = self.rng.chance(0.5).then_some(some);
+            }
             match self.rng.below(1_000) {
                 0..250 => self.issue()?,
                 250..300 => self.flush()?,
@@ -324,7 +361,16 @@ impl World {
                     let n = self.ios.len() as u64;
                     if n > 0 {
                         let which = self.rng.below(n) as usize;
-                        self.end(which)?;
+                        let stuck = self.stuck.is_some()
+                            && match self.ios[which] {
+                                Io::Store { volume, .. } | Io::FlushStore(volume) => {
+                                    self.stuck == Some(volume)
+                                }
+                                _ => false,
+                            };
+                        if !stuck {
+                            self.end(which)?;
+                        }
                     }
                 }
                 930..960 => self.pass()?,
@@ -387,6 +433,7 @@ impl World {
 
     /// Goes on until nothing is under way and nothing is due.
     fn quiet(&mut self) -> Checked {
+        self.stuck = None;
         let mut idle = 0;
         for _ in 0..100_000 {
             if !self.ios.is_empty() {
@@ -424,7 +471,6 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
     let bound = [24 << 10, 64 << 10, area / 3, area][rng.below(4) as usize];
     Volume {
         attachment: i as u32 + 1,
-        order,
         letter,
         destage,
         bound,

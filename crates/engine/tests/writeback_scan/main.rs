@@ -1,6 +1,8 @@
 //! The scan of the write log at a start, and what is recovered from it: logs that are written with the encoders of the format, whole
 //! and damaged.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of stretches that happen to be one")]
+
 mod damage;
 mod device;
 
@@ -94,6 +96,19 @@ fn what_a_torn_batch_knew_durable_is_no_end_of_the_log() {
     assert_eq!(recovered.chain.next, torn.number);
     assert_eq!(recovered.volumes[&2].last, 9);
     assert!(recovered.volumes[&1].gap);
+}
+
+#[test]
+fn what_a_footer_knew_durable_is_no_end_of_the_log() {
+    let mut device = Device::new(512);
+    device.begin(4);
+    let rotten = [512, 700, 900].map(|bytes| device.batch(&[(1, bytes)], false));
+    device.begin(2);
+    device.batch(&[(2, 512)], false);
+    device.seal();
+    device.rot(rotten[1].header.start + 60);
+    let (_, recovered) = device.recover();
+    assert_eq!((&recovered.chain.damaged[..], recovered.chain.next), (&[2..3][..], 5));
 }
 
 #[test]

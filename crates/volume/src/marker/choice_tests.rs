@@ -59,7 +59,7 @@ fn image(dir: &TempDir) -> FileBacking {
 fn a_store_without_a_place_is_named_with_what_to_do() {
     for uri in ["file:/dev/sdx", "nbd://host/export", "nbd+unix:///a?socket=/s", "other:x"] {
         let text = refused(&named(uri), None);
-        for part in [uri, "--marker", "--no-marker"] {
+        for part in [uri, "name a place", "do without"] {
             assert!(text.contains(part), "{text}");
         }
     }
@@ -127,7 +127,7 @@ fn what_cannot_be_a_place_is_refused_with_the_reason() {
         (own.to_str().unwrap(), "own store"),
     ] {
         let text = refused(&store, Some(at));
-        assert!(text.contains(part) && text.contains(&format!("--marker '{at}'")), "{text}");
+        assert!(text.contains(part) && text.contains(&format!("'{at}' cannot be")), "{text}");
     }
 }
 
@@ -136,7 +136,7 @@ fn an_image_whose_path_leads_to_another_by_now_has_none_beside_it() {
     let dir = TempDir::new().unwrap();
     let store = image(&dir);
     std::fs::rename(dir.path().join("disk"), dir.path().join("old")).unwrap();
-    assert!(refused(&store, None).contains("--marker"));
+    assert!(refused(&store, None).contains("name a place"));
     File::create(dir.path().join("disk")).unwrap();
     assert!(refused(&store, None).contains("another file"));
 }

@@ -23,8 +23,7 @@ use rustix::io::Errno as Os;
 use super::MarkerIoError;
 use super::cut::Cut;
 use super::image::Image;
-use super::place::Medium;
-use super::region::{REGION_BYTES, copy_at, split};
+use super::place::{Medium, PLACE_BYTES, copy_at, split};
 
 /// Behind the name of the image.
 const SUFFIX: &str = ".larder";
@@ -192,7 +191,7 @@ impl FileMedium {
         lock_exclusive(file.as_fd()).map_err(|refused| match refused {
             Refused::Held(Some(by)) if by.pid == std::process::id() => MarkerIoError::Held {
                 place: self.name(),
-                by: " by this daemon itself, which has it for another volume".into(),
+                by: " by this process itself, which has it for another volume".into(),
             },
             Refused::Held(by) => MarkerIoError::Held {
                 place: self.name(),
@@ -294,7 +293,7 @@ impl FileMedium {
     fn remove_left_over(&mut self, name: &OsStr) -> Result<(), MarkerIoError> {
         let Some((file, stat)) = self.open(name)? else { return Ok(()) };
         self.lock(&file)?;
-        let most = REGION_BYTES;
+        let most = PLACE_BYTES;
         let bytes =
             read_from_start(&file, most).map_err(|e| self.failed("it cannot be read", e))?;
         let copies = split(&bytes);
@@ -375,7 +374,7 @@ impl Medium for FileMedium {
                 // What a killed process has left to the kernel may not be on the disk.
                 file.sync_data()?;
             }
-            read_from_start(&file, REGION_BYTES)
+            read_from_start(&file, PLACE_BYTES)
         });
         let bytes = read.map_err(|e| self.failed("it cannot be read", e))?;
         Ok(Some(split(&bytes)))

@@ -358,7 +358,7 @@ fn a_second_holder_is_refused_and_told_who_has_it() {
     let error = second.read().unwrap_err();
     assert!(matches!(error, MarkerIoError::Held { .. }));
     let text = error.to_string();
-    assert!(text.contains("disk.larder") && text.contains("this daemon itself"), "{text}");
+    assert!(text.contains("disk.larder") && text.contains("this process itself"), "{text}");
     assert!(second.write(&marker(2)).is_err());
     // Whoever only looks may.
     let look = PlaceOptions { look: true, ..PlaceOptions::default() };
@@ -463,4 +463,26 @@ fn mutated_files_are_read_without_harm() {
         }
         assert_eq!(fs::read(bench.path("disk.larder")).unwrap(), bytes);
     }
+}
+
+/// What is made in the directory around it does not go where the image goes, a container's for one.
+#[test]
+fn an_image_that_is_mounted_by_itself_has_no_place_beside_it() {
+    let bench = Bench::new();
+    let alone = bench.path("alone");
+    fs::write(&alone, "").unwrap();
+    let run = |name: &str, arguments: &[&std::ffi::OsStr]| {
+        let done = std::process::Command::new(name).args(arguments).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    // Only root may, and not everywhere.
+    if !run("mount", &["--bind".as_ref(), bench.path("disk").as_os_str(), alone.as_os_str()]) {
+        return;
+    }
+    let store = bench.open("alone");
+    let beside = marker_place(&store, &PlaceOptions::default()).map(|place| place.describe());
+    drop(store);
+    assert!(run("umount", &[alone.as_os_str()]));
+    let text = beside.unwrap_err().to_string();
+    assert!(text.contains("mounted as a single file") && text.contains("name a place"), "{text}");
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::place::{Medium, Place};
-use super::region::{self, REGION_BYTES, Region, SECTOR, split};
+use super::place::{Medium, PLACE_BYTES, Place, split};
+use super::region::{self, Region, SECTOR};
 use super::{MarkerIoError, MarkerPlace};
 
 /// How a power cut leaves what was written and not flushed.
@@ -56,7 +56,7 @@ struct State {
 impl Default for State {
     fn default() -> State {
         State {
-            durable: vec![0; REGION_BYTES],
+            durable: vec![0; PLACE_BYTES],
             unflushed: Vec::new(),
             was: false,
             fenced: false,

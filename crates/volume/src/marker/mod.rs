@@ -49,6 +49,7 @@ mod object_tests;
 mod place;
 #[cfg(test)]
 mod place_tests;
+#[cfg(any(test, feature = "testing", feature = "nbd"))]
 mod region;
 
 use std::path::Path;
@@ -76,9 +77,9 @@ pub enum Found {
 /// Why a marker could not be read or written. Each names the place or the store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MarkerIoError {
-    /// The store has no place for one.
+    /// The store has no place for one. The front end says by which flags a place is named, or a marker done without.
     #[error(
-        "backing store '{store}' has no place for a write-back marker: {why}; name one with --marker, or do without by --no-marker"
+        "backing store '{store}' has no place for a write-back marker: {why}; name a place for it (a file, or an export of its own), or choose to do without a marker"
     )]
     NoPlace {
         /// The store's name.
@@ -86,8 +87,8 @@ pub enum MarkerIoError {
         /// Why.
         why: String,
     },
-    /// What `--marker` says cannot be a place.
-    #[error("--marker '{option}': {reason}")]
+    /// What was named cannot be a place. The front end says by which flag.
+    #[error("'{option}' cannot be a write-back marker's place: {reason}")]
     Option {
         /// As given.
         option: String,
@@ -103,9 +104,7 @@ pub enum MarkerIoError {
         by: String,
     },
     /// Something is there that is no marker. It is left as it is.
-    #[error(
-        "{place} {reason}: it is left as it is; move it away, or name another place with --marker"
-    )]
+    #[error("{place} {reason}: it is left as it is; move it away, or name another place")]
     NotAMarker {
         /// The place.
         place: String,

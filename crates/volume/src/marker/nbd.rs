@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use larder_runtime::{AlignedBuf, Payload};
 
-use super::place::Medium;
-use super::region::{self, REGION_BYTES, Region, split};
+use super::place::{Medium, PLACE_BYTES, split};
+use super::region::{self, Region};
 use super::{MarkerIoError, PlaceOptions};
 use crate::nbd::NbdBacking;
 use crate::op::{Op, Outcome};
@@ -49,7 +49,7 @@ impl NbdMedium {
         }
         let backing = NbdBacking::open(&self.uri, self.look, self.timeout)
             .map_err(|e| self.unreachable(e))?;
-        let needed = REGION_BYTES as u64;
+        let needed = PLACE_BYTES as u64;
         let size = backing.capabilities().size;
         if size < needed {
             let reason = format!("has {size} bytes, and a marker needs {needed}");
@@ -99,7 +99,7 @@ impl Medium for NbdMedium {
         if !self.look {
             self.ask(Op::Flush)?;
         }
-        let read = Op::Read { offset: 0, buf: AlignedBuf::zeroed(REGION_BYTES) };
+        let read = Op::Read { offset: 0, buf: AlignedBuf::zeroed(PLACE_BYTES) };
         let copies = match self.ask(read)? {
             Op::Read { buf, .. } => split(&buf),
             _ => return Err(self.unreachable("it answered something else")),

@@ -6,7 +6,7 @@ use super::nbd::NbdMedium;
 use super::place::Place;
 use super::place_tests::{marker, read, there};
 use super::{Found, MarkerIoError, MarkerPlace, PlaceOptions};
-use crate::nbd::tests::{Manner, Server, locked};
+use crate::nbd::{Manner, Server, locked};
 use crate::{Peer, Timeouts};
 
 fn options() -> PlaceOptions {

@@ -9,8 +9,7 @@ use super::place::Place;
 use super::place_tests::{marker, read, there};
 use super::{Found, MarkerIoError, MarkerPlace, PlaceOptions};
 use crate::Timeouts;
-use crate::object::runtime;
-use crate::object::tests::Memory;
+use crate::object::{Memory, runtime};
 
 const NONE: Found = Found::Absent { was: false };
 

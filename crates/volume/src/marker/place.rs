@@ -1,10 +1,12 @@
 //! Which state of a place may be overwritten by which marker, whatever it lies on.
 
-use larder_format::block::marker::{self, MAX_HOST, Marker, MarkerError};
+use larder_format::block::marker::{self, COPY_BYTES, MAX_HOST, Marker, MarkerError};
 use larder_format::block::write_log::record::MAX_MARK;
 
 use super::{Found, MarkerIoError, MarkerPlace};
 
+/// Both copies, bytes.
+pub(super) const PLACE_BYTES: usize = 2 * COPY_BYTES;
 /// Copies that are both damaged are looked at so often: whoever looks while another writes may see a half of each.
 const LOOKS: u32 = 3;
 /// Between two looks.
@@ -204,4 +206,15 @@ impl<M: Medium> MarkerPlace for Place<M> {
     fn describe(&self) -> String {
         self.medium.name()
     }
+}
+
+/// Where copy 0 or 1 lies.
+pub(super) fn copy_at(copy: usize) -> u64 {
+    (copy % 2 * COPY_BYTES) as u64
+}
+
+/// The copies of what was read from the start.
+pub(super) fn split(bytes: &[u8]) -> [Vec<u8>; 2] {
+    let (a, b) = bytes.split_at(bytes.len().min(COPY_BYTES));
+    [a.to_vec(), b.to_vec()]
 }

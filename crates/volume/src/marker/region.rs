@@ -6,27 +6,15 @@
 use larder_format::block::marker::{COPY_BYTES, MAGIC, Marker, MarkerError};
 
 use super::MarkerIoError;
+use super::place::copy_at;
 
 /// What is written whole or not at all, bytes.
 pub(super) const SECTOR: usize = 512;
-/// Both copies, bytes.
-pub(super) const REGION_BYTES: usize = 2 * COPY_BYTES;
 
 /// Something that can be written.
 pub(super) trait Region {
     /// Writes these bytes there, durable when it returns.
     fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), MarkerIoError>;
-}
-
-/// Where copy 0 or 1 lies.
-pub(super) fn copy_at(copy: usize) -> u64 {
-    (copy % 2 * COPY_BYTES) as u64
-}
-
-/// The copies of what was read from the start.
-pub(super) fn split(bytes: &[u8]) -> [Vec<u8>; 2] {
-    let (a, b) = bytes.split_at(bytes.len().min(COPY_BYTES));
-    [a.to_vec(), b.to_vec()]
 }
 
 /// It is what is there before the first marker is complete.

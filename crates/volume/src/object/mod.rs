@@ -21,7 +21,7 @@ pub mod manifest;
 pub(crate) mod requests;
 mod session;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::fmt;
 use std::rc::Rc;
@@ -42,6 +42,8 @@ use manifest::{LEASE, MANIFEST, Manifest};
 use requests::{Requests, Trouble};
 use session::Hub;
 pub(crate) use session::runtime;
+#[cfg(test)]
+pub(crate) use tests::Memory;
 
 /// A lease that is not renewed for so long is free.
 const LEASE_LASTS: Duration = Duration::from_secs(15);

@@ -2,7 +2,9 @@
 
 pub mod journal;
 pub mod offline;
+mod recover;
 mod start;
+mod words;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,10 +31,9 @@ pub(super) use start::{check_through, start};
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
-use super::volume::Volume;
+pub(super) use recover::order_words;
+pub use recover::{RecoverError, Recovery, recover};
 pub use words::{BACK, FORM, NotBack, order_name};
-
-mod words;
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -178,19 +179,6 @@ impl Core {
         Some((back, written))
     }
 
-    /// Takes up a volume as [`Core::attach`] does, which writes back if `wish` says so.
-    ///
-    /// # Errors
-    /// As [`Core::attach`]; when its marker says that it must not be served, cannot be read or written, or the cache has no log.
-    pub fn attach_as(
-        &self,
-        volume: &Arc<Volume>,
-        trust: bool,
-        wish: &BackWish,
-    ) -> Result<Result<(), String>, CacheError> {
-        self.attach_back(volume, trust, wish)
-    }
-
     /// How a volume that writes back is doing; `None` of others.
     pub fn back_status(&self, name: &str) -> Option<BackStatus> {
         let (back, written) = self.back_of(name)?;
@@ -309,7 +297,10 @@ impl Core {
             return;
         }
         let state = MarkerState::Dirty;
-        let marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        // What is dirty was written since.
+        let age = status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
+        marker.time = marker.time.saturating_sub(age);
         match locked(place).write(&marker) {
             Ok(()) => {
                 *number += 1;

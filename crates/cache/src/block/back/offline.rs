@@ -12,8 +12,7 @@ use larder_engine::block::writeback::overlay::{Holds, Overlay, Stretch};
 use larder_engine::block::writeback::recovery::{self, Dirty, Recovered, Volume};
 use larder_engine::block::writeback::{Fault, scan};
 use larder_format::block::BlockSuperblock;
-use larder_format::block::marker::Order;
-use larder_format::block::superblock::{HoldsState, WriteLogArea};
+use larder_format::block::superblock::WriteLogArea;
 use larder_format::block::write_log::{Kind, pieces};
 use larder_runtime::{AlignedBuf, Device as _, FlashDevice};
 use serde::{Deserialize, Serialize};
@@ -34,18 +33,12 @@ const COVERED: &str = "a later write covers it: nothing is lost if that comes to
 const GAP: &str = "take what came before them with `larder block export`, then give up all of it with `larder block recover`";
 const DEVICE: &str = "the device fails: take what is dirty with `larder block export`, or serve and flush it, before more is lost";
 
-/// A volume that the cache wrote back.
+/// A volume of which the log may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirtyVolume {
     /// Its name.
     pub name: String,
-    /// Its order: any, ordered, ordered,grain=completion or journaled.
-    pub order: String,
-    /// What the cache says of it: clean, open, taking up or carried.
-    pub state: String,
-    /// Its generation.
-    pub generation: u64,
     /// Bytes that are dirty, each counted once.
     pub bytes: u64,
     /// Records that hold them, and those that these cover.
@@ -80,8 +73,6 @@ pub struct DirtyFault {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirtyReport {
-    /// Bytes of the log.
-    pub log_bytes: u64,
     /// Bytes of payload that were read and compared with their checksums.
     pub looked_at: u64,
     /// Batches that were durable and are lost.
@@ -90,7 +81,7 @@ pub struct DirtyReport {
     pub damaged_segments: u64,
     /// Bytes of the log that the device did not give.
     pub unreadable_bytes: u64,
-    /// The volumes that write back, or did.
+    /// The volumes of which it may hold what their stores lack.
     pub volumes: Vec<DirtyVolume>,
     /// How many faults there are.
     pub faulty: u64,
@@ -226,78 +217,34 @@ fn overlay(volume: &Volume) -> Overlay {
     overlay
 }
 
-fn order_name(order: Order) -> &'static str {
-    match order {
-        Order::Any => "any",
-        Order::Flush => "ordered",
-        Order::Completion => "ordered,grain=completion",
-        Order::Journaled => "journaled",
-    }
-}
-
-fn state_name(state: HoldsState) -> &'static str {
-    match state {
-        HoldsState::Nothing => "nothing",
-        HoldsState::Clean => "clean",
-        HoldsState::Open => "open",
-        HoldsState::TakingUp => "taking up",
-        HoldsState::Carried => "carried",
-    }
-}
-
-/// Looks at the dirty data on a device that is not in use; `None` where it has no write log. `go_on` hears how many bytes of how many were looked
+/// Looks at the dirty data on a device that is not in use; `None` where nothing may be dirty. `go_on` hears how many bytes of how many were looked
 /// at, and may say no.
 pub(in crate::block) fn look(
     device: &FlashDevice,
     sb: &BlockSuperblock,
     go_on: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Option<DirtyReport> {
-    let area = sb.write_log?;
-    let mut report = DirtyReport {
-        log_bytes: u64::from(area.segments) * u64::from(area.geometry.bytes()),
-        ..DirtyReport::default()
-    };
-    let mut left = Left::read(device, sb);
-    let lost = |left: &Left<'_>| {
-        let damaged = left.found.chain.damaged.iter().map(|lost| lost.end - lost.start).sum();
-        let unreadable = left.scanned.unreadable.iter().map(|lost| lost.end - lost.start).sum();
-        (damaged, unreadable, left.scanned.damaged.len() as u64)
-    };
-    (report.damaged_batches, report.unreadable_bytes, report.damaged_segments) =
-        left.as_ref().map_or((0, 0, 0), lost);
-    let all = left.as_ref().map_or(0, |left| {
-        let records = left.found.volumes.values().flat_map(|volume| &volume.records);
-        records.map(|dirty| dirty.entry.record.payload_bytes()).sum()
-    });
+    let mut left = Left::read(device, sb)?;
+    let mut report = DirtyReport::default();
+    let bytes = |all: &[Range<u64>]| all.iter().map(|range| range.end - range.start).sum();
+    report.damaged_batches = bytes(&left.found.chain.damaged);
+    report.unreadable_bytes = bytes(&left.scanned.unreadable);
+    report.damaged_segments = left.scanned.damaged.len() as u64;
+    let records = left.found.volumes.values().flat_map(|volume| &volume.records);
+    let all = records.map(|dirty| dirty.entry.record.payload_bytes()).sum();
     for volume in &sb.volumes {
-        let Some(written) = volume.write_back.filter(|w| w.holds != HoldsState::Nothing) else {
-            continue;
-        };
-        let mut dirty = DirtyVolume {
-            name: volume.name.clone(),
-            order: order_name(written.order).to_owned(),
-            state: state_name(written.holds).to_owned(),
-            generation: written.generation,
-            ..DirtyVolume::default()
-        };
-        if let Some(left) = left.as_mut().filter(|_| written.holds.may_be_dirty()) {
-            let mut steps = |done| go_on(done, all);
-            look_at_volume(left, written.attachment, &mut dirty, &mut report, &mut steps);
-        }
+        let Some(written) = volume.write_back.filter(|w| w.holds.may_be_dirty()) else { continue };
+        let mut dirty = DirtyVolume { name: volume.name.clone(), ..DirtyVolume::default() };
+        let mut steps = |done| go_on(done, all);
+        look_at_volume(&mut left, written.attachment, &mut dirty, &mut report, &mut steps);
         report.volumes.push(dirty);
         if report.interrupted {
             return Some(report);
         }
     }
     if report.damaged_batches > 0 {
-        let what = format!(
-            "{} of the write log that were durable are damaged or gone",
-            if report.damaged_batches == 1 {
-                "1 batch".to_owned()
-            } else {
-                format!("{} batches", report.damaged_batches)
-            }
-        );
+        let what =
+            format!("batches that were durable are damaged or gone: {}", report.damaged_batches);
         let gap = report.volumes.iter().any(|v| v.gap);
         let remedy = match gap {
             true => "see what is said of the volumes".to_owned(),

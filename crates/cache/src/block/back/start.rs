@@ -66,23 +66,23 @@ fn refused(name: &str, why: Why, place: &str, marker: Option<&Marker>) -> CacheE
     let reason = match why {
         Why::Elsewhere(cache) => format!(
             "{place} says that the cache {cache} (last used on host '{host}') holds writes that the store does not have: serve it with that \
-             cache, or give them up with `larder block recover`"
+             cache, or have its store recovered, which gives them up"
         ),
         Why::Lost => format!(
-            "{place} says that this cache holds writes that the store does not have, and it does not have them any more: `larder block \
-             recover` gives them up"
+            "{place} says that this cache holds writes that the store does not have, and it does not have them any more: have its \
+             store recovered, which gives them up"
         ),
         Why::NoMarker => format!(
             "this cache holds writes of it that the store does not have, and {place} is gone or damaged, so nothing says that they still count: \
              put it back"
         ),
         Why::MarkerLost => format!(
-            "there was a marker of write-back, and {place} is gone or damaged: put it back, or give up what a cache may hold with `larder block \
-             recover`"
+            "there was a marker of write-back, and {place} is gone or damaged: put it back, or have its store recovered, \
+             which gives up what a cache may hold"
         ),
         Why::SetBack => format!(
             "{place} is older than what this cache knows of it, or the cache is older than the marker: one of the two was set back to a copy; \
-             `larder block recover` gives up what the cache holds"
+             have its store recovered as one that was set back, which gives up what any cache holds"
         ),
     };
     volume_error(name, reason)
@@ -156,7 +156,7 @@ pub(in crate::block) fn check_through(
     let name = &volume.name;
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
     let kept = || {
-        let reason = "this cache holds writes of it that its store does not have: serve it with --write back, so that they come there";
+        let reason = "this cache holds writes of it that its store does not have: serve it as a volume that writes back, so that they come there";
         volume_error(name, reason.to_owned())
     };
     let Some(looked) = look(volume, record, cache, wish, None)? else {
@@ -195,7 +195,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             None => Ok(()),
             Some(name) => Err(volume_error(
                 name,
-                "it is to write back, and this cache has no write log: make one that has (`larder block format --write-log`)".to_owned(),
+                "it is to write back, and this cache has no write log: format one that has"
+                    .to_owned(),
             )),
         };
     };
@@ -204,7 +205,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             None => Ok(()),
             Some(name) => Err(volume_error(
                 name,
-                "it is to write back, and the cache is not used: see why, or serve it without --write back".to_owned(),
+                "it is to write back, and the cache is not used: see why, or serve it as one that writes through".to_owned(),
             )),
         };
     }
@@ -213,7 +214,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             && !volumes.iter().any(|volume| volume.name == v.name)
     };
     if let Some(missing) = sb.volumes.iter().find(missing) {
-        let reason = "this cache holds writes of it that its store does not have: serve it too, with --write back, until they are there";
+        let reason = "this cache holds writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
         return Err(volume_error(&missing.name, reason.to_owned()));
     }
     let asked: Vec<(u32, u64)> = sb
@@ -270,7 +271,10 @@ impl Core {
         let name = &volume.name;
         let fail = |reason: String| volume_error(name, reason);
         let no_log = || {
-            fail("it is to write back, and this cache has no write log: make one that has (`larder block format --write-log`)".to_owned())
+            fail(
+                "it is to write back, and this cache has no write log: format one that has"
+                    .to_owned(),
+            )
         };
         let back = self.back.get().ok_or_else(no_log)?;
         let config = wish.back.clone().unwrap_or_default();
@@ -301,7 +305,7 @@ impl Core {
                 let found = found.and_then(|(found, _)| found.volumes.get(&record.attachment));
                 if found.is_some_and(|found| found.gap) {
                     return Err(fail(
-                        "writes of it that this cache alone had are lost in the midst of others: `larder block recover` gives up all of them"
+                        "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of them"
                             .to_owned(),
                     ));
                 }
@@ -310,7 +314,7 @@ impl Core {
                     (Some(journal), _) => Some(journal),
                     (None, MarkerOrder::Journaled) => {
                         return Err(fail(
-                            "its last run was journaled: serve it so once more, and destage all of it (`larder block flush`) before its order \
+                            "its last run was journaled: serve it so once more, and destage all of it before its order \
                              changes"
                                 .to_owned(),
                         ));
@@ -513,7 +517,7 @@ impl Core {
     }
 }
 
-fn random_uuid() -> Result<Uuid, CacheError> {
+pub(super) fn random_uuid() -> Result<Uuid, CacheError> {
     let random = larder_runtime::machine::random_bytes::<16>();
     let random =
         random.map_err(|e| CacheError::System { what: "random bytes", reason: e.to_string() })?;

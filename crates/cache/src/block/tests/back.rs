@@ -76,7 +76,7 @@ fn dirty_data_is_there_after_a_stop_and_until_its_cache_is_given_up() {
     // Another cache is refused as well.
     std::fs::rename(dir.path().join("cache"), dir.path().join("away")).unwrap();
     let why = builder(dir.path(), None).open().err().unwrap().to_string();
-    assert!(why.contains("larder block recover"), "{why}");
+    assert!(why.contains("have its store recovered"), "{why}");
     std::fs::rename(dir.path().join("away"), dir.path().join("cache")).unwrap();
     let cache = builder(dir.path(), Some(ordered(Pace::Async))).open().unwrap();
     assert!(cache.core().destage("disk", &mut |_| true).unwrap());

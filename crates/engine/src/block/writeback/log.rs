@@ -202,8 +202,17 @@ pub struct Piece {
     pub skip: u32,
     /// What their checksums are.
     pub sums: Sums,
-    /// The batch that has it: pinned until [`WriteLog::unpin`].
-    pub batch: u64,
+    /// What has it: pinned until [`WriteLog::unpin`].
+    pub pin: Pin,
+}
+
+/// What keeps bytes of the log where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// The segment of this batch.
+    Batch(u64),
+    /// The parked segment of this generation.
+    Parked(u64),
 }
 
 /// Somebody who waits for an answer.
@@ -436,8 +445,11 @@ impl<B: Clone> WriteLog<B> {
         volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
             bytes += u64::from(logged.room);
             sums.pop_front();
-            match parked.pop_front_if(|(of, _)| *of == sequence) {
-                Some((_, generation)) => segments.let_go_parked(generation, Some(1)),
+            match parked.front().filter(|(of, _)| *of == sequence) {
+                Some(&(_, generation)) => {
+                    parked.pop_front();
+                    segments.let_go_parked(generation, Some(1));
+                }
                 None => segments.let_go(logged.batch),
             }
         });
@@ -462,8 +474,11 @@ impl<B: Clone> WriteLog<B> {
         let last = volume.log.last();
         let parked = &mut volume.parked;
         volume.log.let_go(last, &mut volume.overlay, |sequence, logged| {
-            match parked.pop_front_if(|(of, _)| *of == sequence) {
-                Some((_, generation)) => segments.let_go_parked(generation, Some(1)),
+            match parked.front().filter(|(of, _)| *of == sequence) {
+                Some(&(_, generation)) => {
+                    parked.pop_front();
+                    segments.let_go_parked(generation, Some(1));
+                }
                 None => segments.let_go(logged.batch),
             }
         });
@@ -545,7 +560,7 @@ impl<B: Clone> WriteLog<B> {
             Stretch::Clean(at, len) => each(Found::Clean(at, len)),
             Stretch::Dirty(dirty) => match (dirty.holds, volume.piece(config, &dirty)) {
                 (Holds::Bytes(_), Some(piece)) => {
-                    segments.pin(piece.batch);
+                    pin(segments, piece.pin);
                     each(Found::Logged(piece));
                 }
                 (Holds::Zeros | Holds::Trimmed, _) => each(Found::Zeros(dirty.at, dirty.len)),
@@ -555,8 +570,8 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// A batch that [`WriteLog::look`] has pinned has been read.
-    pub fn unpin(&mut self, now: Nanos, batch: u64, asks: &mut Asks<B>) {
-        self.segments.unpin(batch);
+    pub fn unpin(&mut self, now: Nanos, of: Pin, asks: &mut Asks<B>) {
+        unpin(&mut self.segments, of);
         // Its segment may be what others wait for.
         self.form(now, asks);
     }
@@ -743,22 +758,41 @@ impl Attached {
     /// Where a dirty stretch lies on the device.
     fn piece(&self, config: &Config, dirty: &super::overlay::Dirty) -> Option<Piece> {
         use larder_format::block::write_log::pieces;
-        let Holds::Bytes(place) = dirty.holds else { return None };
+        if !matches!(dirty.holds, Holds::Bytes(_)) {
+            return None;
+        }
         let logged = self.log.record(dirty.sequence)?;
         let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
         let (first, end) =
             (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
-        let first_of_record = place - from;
         Some(Piece {
             at: dirty.at,
             len: dirty.len,
-            place: config.at + first_of_record + cover.start,
+            // Where the record lies now: it may have been parked since the stretch was looked at.
+            place: config.at + logged.place + cover.start,
             bytes: (cover.end - cover.start) as u32,
             skip: (from - cover.start) as u32,
             sums: Sums::new(sums.as_slice().get(first as usize..end as usize)?),
-            batch: logged.batch,
+            pin: match self.parked.binary_search_by_key(&dirty.sequence, |parked| parked.0) {
+                Ok(at) => Pin::Parked(self.parked[at].1),
+                Err(_) => Pin::Batch(logged.batch),
+            },
         })
+    }
+}
+
+fn pin(segments: &mut Segments, of: Pin) {
+    match of {
+        Pin::Batch(batch) => segments.pin(batch),
+        Pin::Parked(generation) => segments.pin_parked(generation),
+    }
+}
+
+fn unpin(segments: &mut Segments, of: Pin) {
+    match of {
+        Pin::Batch(batch) => segments.unpin(batch),
+        Pin::Parked(generation) => segments.unpin_parked(generation),
     }
 }

@@ -96,8 +96,9 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
     let links: Vec<Link> = main.iter().map(|batch| batch.link).collect();
     let fronts: Vec<(&Scanned, &Frontier)> =
         main.iter().filter_map(|batch| Some((*batch, batch.frontier.as_ref()?))).collect();
-    let oldest = fronts.iter().map(|(_, f)| (f.oldest_generation, f.oldest_batch)).max();
-    let mut oldest = oldest.unwrap_or((0, 1));
+    // The newest says it. A void one may name a segment that was lost with it, as the only one.
+    let newest = fronts.iter().max_by_key(|(batch, _)| (batch.link.run, batch.link.number));
+    let mut oldest = newest.map_or((0, 1), |(_, f)| (f.oldest_generation, f.oldest_batch));
     if fault.is(Planted::OldestIgnored) {
         oldest = (0, links.iter().map(|link| link.number).min().unwrap_or(1));
     }

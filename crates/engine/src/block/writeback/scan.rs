@@ -37,8 +37,8 @@ use super::recovery::{Entry, Scanned};
 
 mod reader;
 
-pub use reader::ReadFailed;
 use reader::Reader;
+pub use reader::{ReadAt, ReadFailed};
 
 /// What a start has read of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,11 +66,7 @@ impl Scan {
 
 /// Reads the log in `area` of the device. `read` fills its buffer, at most 1 MiB, from a byte of the device on; both are multiples of
 /// the log's sector.
-pub fn scan(
-    area: &WriteLogArea,
-    cache: Uuid,
-    read: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), ReadFailed>,
-) -> Scan {
+pub fn scan<'a>(area: &WriteLogArea, cache: Uuid, read: &'a mut ReadAt<'a>) -> Scan {
     let reader = Reader::new(area.geometry.sector(), read);
     let mut scanner =
         Scanner { area: *area, cache, reader, found: Scan::default(), tail: Vec::new(), free: 0 };

@@ -14,7 +14,7 @@
 //! A FLUSH joins the next flush of the device that *begins*, and covers the batches whose writes had ended by then [flushlog]. Rules in
 //! brackets are those of `models/write_back.py`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::planted::{Fault, Planted};
 
@@ -114,6 +114,8 @@ pub struct Segments {
     /// The last batch when it retired, and the segment; in that order.
     retired: VecDeque<(u64, u32)>,
     parked: Vec<Parked>,
+    /// Reads of parked segments that are under way, by generation.
+    parked_pins: BTreeMap<u64, u32>,
     /// The last generation that was given out.
     generation: u64,
     /// The last batch number that was given out.
@@ -148,6 +150,7 @@ impl Segments {
             free: (0..config.segments).filter(|segment| !used(segment)).collect(),
             live: live.iter().map(|&found| Live { found, pins: 0 }).collect(),
             retired: VecDeque::new(),
+            parked_pins: BTreeMap::new(),
             // Of a former run: nothing is added to them, since what their chains end with is not known.
             parked: parked.iter().map(|&p| Parked { used: config.room, ..p }).collect(),
             generation: last.0,
@@ -397,10 +400,25 @@ impl Segments {
         let Some(at) = self.parked.iter().position(|p| p.generation == generation) else { return };
         let parked = &mut self.parked[at];
         parked.records -= records.unwrap_or(parked.records).min(parked.records);
-        if parked.records == 0 {
+        if parked.records == 0 && !self.parked_pins.contains_key(&generation) {
             let segment = parked.segment;
             self.parked.swap_remove(at);
             self.retires(segment);
+        }
+    }
+
+    /// Bytes of a parked segment are being read.
+    pub fn pin_parked(&mut self, generation: u64) {
+        *self.parked_pins.entry(generation).or_default() += 1;
+    }
+
+    /// They have been.
+    pub fn unpin_parked(&mut self, generation: u64) {
+        let Some(pins) = self.parked_pins.get_mut(&generation) else { return };
+        *pins -= 1;
+        if *pins == 0 {
+            self.parked_pins.remove(&generation);
+            self.let_go_parked(generation, Some(0));
         }
     }
 

@@ -193,7 +193,7 @@ impl World {
             Found::Logged(piece) => {
                 let numbers = self.piece(v, piece)?;
                 let mut asks = Asks::default();
-                self.log.unpin(self.now, piece.batch, &mut asks);
+                self.log.unpin(self.now, piece.pin, &mut asks);
                 self.carry(asks)?;
                 numbers.into_iter().map(Some).collect()
             }

@@ -36,10 +36,6 @@ impl LogDevice {
         &self.seen[at as usize..at as usize + bytes]
     }
 
-    pub(super) fn all(&self) -> &[u8] {
-        &self.seen
-    }
-
     /// A write ends; `some`: in part.
     pub(super) fn write(&mut self, at: u64, bytes: Rc<Vec<u8>>, some: Option<Vec<bool>>) {
         let write = Pending { at: at as usize, bytes, some, doubtful: false };

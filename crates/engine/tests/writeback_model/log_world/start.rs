@@ -3,9 +3,9 @@
 use super::*;
 use larder_engine::block::writeback::Fault as Planting;
 use larder_engine::block::writeback::log::Attach;
-use larder_engine::block::writeback::recovery::{Entry, Recovered, Scanned, recover};
-use larder_format::block::write_log::batch::{Place, decode};
-use larder_format::block::write_log::{Frontier, Kind as RecordKind, SegmentHeader};
+use larder_engine::block::writeback::recovery::{Recovered, recover};
+use larder_engine::block::writeback::scan::{Scan, scan};
+use larder_format::block::superblock::WriteLogArea;
 
 impl World {
     fn planted(&self) -> Planting {
@@ -19,9 +19,10 @@ impl World {
         let volume = &self.volumes[v];
         let attach = Attach {
             attachment: volume.attachment,
+            volume: Uuid([7; 16]),
             generation: 1,
             destage: volume.destage,
-            bound: volume.bound,
+            bound: Some(volume.bound),
             frontier,
             epoch: 0,
             marker: 0,
@@ -31,7 +32,7 @@ impl World {
 
     /// Larder is killed, or the power is cut, and it starts again.
     pub(super) fn restart(&mut self, power: bool) -> Checked {
-        self.says(|| format!("{}", if power { "power cut" } else { "kill" }));
+        self.says(|| (if power { "power cut" } else { "kill" }).to_owned());
         // What is under way comes in part, or not at all.
         let mut ios = std::mem::take(&mut self.ios);
         while !ios.is_empty() {
@@ -72,10 +73,24 @@ impl World {
     }
 
     fn start(&mut self, weak: bool) -> Checked {
-        let scanned = self.scan();
+        let scan = self.scan();
         let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
-        let found = recover(&scanned, &numbers, self.planted());
+        let found = recover(&scan.batches, &numbers, self.planted());
         self.says(|| format!("found {:?}, {:?}", found.chain.next, found.chain.damaged));
+        for b in &scan.batches {
+            self.says(|| {
+                format!(
+                    "{} run {} gen {} known {} seg {} hash {:x} before {:x}",
+                    b.link.number,
+                    b.link.run,
+                    b.link.generation,
+                    b.link.known,
+                    b.segment,
+                    b.link.hash,
+                    b.link.before
+                )
+            });
+        }
         if !found.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", found.chain.damaged));
         }
@@ -83,12 +98,12 @@ impl World {
             self.kept(v, &found, weak)?;
         }
         self.config.run += 1;
-        self.log = WriteLog::found(self.config, &found, found.chain.before);
+        self.log = WriteLog::found(self.config, &found, &scan);
         self.plant();
         for v in 0..self.volumes.len() {
             let mine = &found.volumes[&self.volumes[v].attachment];
             self.attach(v, mine.frontier);
-            self.log.recover(self.now, self.volumes[v].attachment, mine);
+            self.log.recover(self.now, self.volumes[v].attachment, mine, &scan);
             let held =
                 self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
             self.volumes[v].may_hold = self.volumes[v].bound.max(held);
@@ -149,7 +164,7 @@ impl World {
                 Found::Logged(piece) => {
                     let numbers = self.piece(v, piece)?;
                     let mut asks = Asks::default();
-                    self.log.unpin(self.now, piece.batch, &mut asks);
+                    self.log.unpin(self.now, piece.pin, &mut asks);
                     self.carry(asks)?;
                     numbers.into_iter().map(Some).collect()
                 }
@@ -171,48 +186,13 @@ impl World {
         Ok(())
     }
 
-    /// The batches that a start can read.
-    fn scan(&self) -> Vec<Scanned> {
-        let geometry = self.config.geometry;
-        let (bytes, sector) = (geometry.bytes() as usize, geometry.sector());
-        let mut all = Vec::new();
-        for segment in 0..self.config.segments {
-            let from = AT as usize + segment as usize * bytes;
-            let area = &self.device.all()[from..from + bytes];
-            let Ok(header) = SegmentHeader::decode(&area[..sector as usize], CACHE) else {
-                continue;
-            };
-            let mut at = sector;
-            while (at as usize) < bytes {
-                let generation = header.generation;
-                let place = Place { cache: CACHE, generation, at, segment: geometry.bytes() };
-                let Ok(batch) = decode(&area[at as usize..], &place) else { break };
-                let header_bytes = batch.contents.shape().header_bytes();
-                let payload = &area[(at + header_bytes) as usize..];
-                if batch.check_payload(payload).is_err() {
-                    break;
-                }
-                let mut frontier = None;
-                let mut entries = Vec::new();
-                for entry in batch.contents.entries() {
-                    let payload =
-                        &payload[entry.payload.start as usize..entry.payload.end as usize];
-                    if entry.record.kind == RecordKind::Frontier {
-                        frontier = Frontier::decode(payload).ok();
-                        continue;
-                    }
-                    let place = segment as usize * bytes
-                        + (at + header_bytes + entry.payload.start) as usize;
-                    let (record, place) = (*entry.record, place as u64);
-                    let sums = Sums::new(entry.sums);
-                    entries.push(Entry { record, place, sums, readable: true });
-                }
-                let link = batch.link();
-                at += batch.bytes(sector);
-                let end = at - sector;
-                all.push(Scanned { link, parked: 0, segment, end, entries, frontier });
-            }
-        }
-        all
+    /// What a start reads of the log.
+    fn scan(&self) -> Scan {
+        let Config { at, geometry, segments, .. } = self.config;
+        let area = WriteLogArea { at, geometry, segments };
+        scan(&area, CACHE, &mut |at, bytes| {
+            bytes.copy_from_slice(self.device.read(at, bytes.len()));
+            Ok(())
+        })
     }
 }

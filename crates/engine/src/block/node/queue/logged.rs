@@ -213,7 +213,7 @@ impl<H: Host> Queue<H> {
         let bytes = right.map(|(_, bytes)| H::part(&bytes, piece.skip.into(), piece.len));
         match job {
             LogJob::Client(id, at, piece) => {
-                self.log(node, now, fx, |log, asks| log.unpin(now, piece.batch, asks));
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
                 let Some(op) = self.ops.get_mut(&id) else { return };
                 let failure = match bytes {
                     Some(bytes) => {
@@ -228,7 +228,7 @@ impl<H: Host> Queue<H> {
                 self.step(node, now, fx, id, failure);
             }
             LogJob::Destage(attachment, dirty, piece) => {
-                self.log(node, now, fx, |log, asks| log.unpin(now, piece.batch, asks));
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
                 self.destage_stretch(node, now, fx, attachment, dirty, bytes);
             }
             LogJob::Park(attachment, at, _) => {
@@ -239,7 +239,7 @@ impl<H: Host> Queue<H> {
                 self.park(node, now, fx, attachment);
             }
             LogJob::Journal(attachment, at, piece) => {
-                self.log(node, now, fx, |log, asks| log.unpin(now, piece.batch, asks));
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
                 if let Some(epoch) = self.epochs.get_mut(&attachment) {
                     epoch.failed |= bytes.is_none();
                     epoch.stretches[at].1 = bytes;

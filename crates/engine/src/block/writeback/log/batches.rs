@@ -135,7 +135,8 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch of a FRONTIER alone, where one is wanted and rides on no other.
     fn form_frontier(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
-        if !self.tells() && !(self.full && self.segments.would_free()) {
+        let wanted = self.tells() || self.full && self.segments.would_free();
+        if !wanted {
             return false;
         }
         let table = Record::frontier(self.frontier().bytes());

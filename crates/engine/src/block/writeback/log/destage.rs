@@ -6,7 +6,7 @@ use larder_base::Nanos;
 
 use super::super::destager::{self, Pace};
 use super::super::overlay::{Dirty, Holds};
-use super::{Asks, Attached, Parks, Piece, WriteLog};
+use super::{Asks, Attached, Parks, Piece, WriteLog, pin};
 
 /// What a destager asks of a queue that has the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,10 +164,10 @@ impl<B: Clone> WriteLog<B> {
         }
         for asked in out.iter() {
             match asked {
-                Asked::Store(_, Some(piece)) => self.segments.pin(piece.batch),
+                Asked::Store(_, Some(piece)) => pin(&mut self.segments, piece.pin),
                 Asked::Journal { pieces, .. } => {
                     let pieces = pieces.iter().filter_map(|(_, piece)| piece.as_ref());
-                    pieces.for_each(|piece| self.segments.pin(piece.batch));
+                    pieces.for_each(|piece| pin(&mut self.segments, piece.pin));
                 }
                 _ => {}
             }

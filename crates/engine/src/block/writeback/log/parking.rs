@@ -14,7 +14,7 @@ use larder_format::block::write_log::{
 use super::super::overlay::Dirty;
 use super::super::planted::Planted;
 use super::super::volume_log::{Kind, Logged};
-use super::{Asks, Piece, Sums, ToWrite, WriteLog};
+use super::{Asks, Piece, Sums, ToWrite, WriteLog, pin, unpin};
 
 /// Numbers of parked batches have this bit, where one is told from a batch of the chain.
 const PARKED: u64 = 1 << 63;
@@ -49,7 +49,9 @@ enum State {
 impl<B: Clone> WriteLog<B> {
     /// Which volume is to park something now.
     pub(super) fn parks(&self) -> Option<u32> {
-        if self.parking.is_some() || self.closed.is_some() || self.waiting.is_empty() {
+        // The last free segment is for the FRONTIER that frees others.
+        let room = self.segments.free() > 1;
+        if self.parking.is_some() || self.closed.is_some() || self.waiting.is_empty() || !room {
             return None;
         }
         let batches = self.segments.to_park()?;
@@ -90,7 +92,7 @@ impl<B: Clone> WriteLog<B> {
         }
         for (_, piece) in &parks {
             if let Some(piece) = piece {
-                self.segments.pin(piece.batch);
+                pin(&mut self.segments, piece.pin);
             }
         }
         let (records, state) = (Vec::new(), State::Reading);
@@ -108,7 +110,7 @@ impl<B: Clone> WriteLog<B> {
     ) {
         for (_, piece, _) in &read {
             if let Some(piece) = piece {
-                self.segments.unpin(piece.batch);
+                unpin(&mut self.segments, piece.pin);
             }
         }
         let begun = self.copies(now, attachment, read);
@@ -119,6 +121,8 @@ impl<B: Clone> WriteLog<B> {
             }
             None => self.parking = None,
         }
+        // What was read may have been all that kept a segment.
+        self.form(now, asks);
     }
 
     fn copies(

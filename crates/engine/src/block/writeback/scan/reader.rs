@@ -14,10 +14,11 @@ const LEAST: u64 = 4096;
 /// After so many failures no read is done again: each may take seconds.
 const MOST_FAILURES: u32 = 1_000;
 
-type ReadAt<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), ReadFailed>;
+/// Fills the buffer from a byte of the device on.
+pub type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), ReadFailed> + 'a;
 
 pub(super) struct Reader<'a> {
-    read: ReadAt<'a>,
+    read: &'a mut ReadAt<'a>,
     sector: u64,
     /// Bytes of the device from `at` on; zeros where there are none to be had.
     buffer: Vec<u8>,
@@ -28,7 +29,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(sector: u32, read: ReadAt<'a>) -> Reader<'a> {
+    pub(super) fn new(sector: u32, read: &'a mut ReadAt<'a>) -> Reader<'a> {
         let sector = u64::from(sector);
         Reader { read, sector, buffer: Vec::new(), at: 0, failures: 0, unreadable: Vec::new() }
     }
