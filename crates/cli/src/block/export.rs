@@ -159,10 +159,9 @@ fn verdict(done: &Exported) -> Result<(), CliError> {
     }
 }
 
-/// What `check` says of a write log.
+/// What `check` says of dirty data.
 pub(super) fn log_rows(log: &DirtyReport) -> Vec<(&'static str, String)> {
-    let mut said =
-        format!("{}, {} of dirty data looked at", ByteSize(log.log_bytes), ByteSize(log.looked_at));
+    let mut said = format!("{} looked at", ByteSize(log.looked_at));
     for (n, what) in [
         (log.damaged_batches, "batches DAMAGED"),
         (log.unreadable_bytes, "bytes UNREADABLE"),
@@ -172,13 +171,13 @@ pub(super) fn log_rows(log: &DirtyReport) -> Vec<(&'static str, String)> {
             said.push_str(&format!("; {n} {what}"));
         }
     }
-    let mut rows = vec![("write log", said)];
+    let mut rows = vec![("dirty data", said)];
     rows.extend(log.volumes.iter().map(|v| ("", volume_text(v))));
     rows
 }
 
 fn volume_text(v: &DirtyVolume) -> String {
-    let mut text = format!("{}: {}, {}, ", v.name, v.order, v.state);
+    let mut text = format!("{}: ", v.name);
     match v.sequences {
         None => text.push_str("nothing dirty"),
         Some((first, last)) => text.push_str(&format!(
@@ -228,8 +227,6 @@ mod tests {
     fn a_check_of_dirty_data_names_volume_bytes_and_remedy() {
         let volume = DirtyVolume {
             name: "db".into(),
-            order: "ordered".into(),
-            state: "open".into(),
             bytes: 8192,
             records: 2,
             sequences: Some((3, 4)),

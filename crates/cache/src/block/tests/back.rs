@@ -261,16 +261,16 @@ fn dirty_data_of_a_cache_that_is_not_in_use_is_verified_without_its_store() {
     };
     let found = look();
     assert_eq!(found.faulty(), 0, "{found:?}");
-    let log = found.write_log.unwrap();
+    let log = found.dirty_data.unwrap();
     let [disk] = &log.volumes[..] else { panic!("{log:?}") };
     assert_eq!((disk.bytes, disk.records, disk.sequences), (24576, 5, Some((1, 5))));
-    assert_eq!((disk.order.as_str(), disk.state.as_str(), disk.gap), ("ordered", "open", false));
+    assert!(!disk.gap);
     assert_eq!(log.looked_at, 20480 + 1000 + 4096);
     // Rot in the second piece of the first write, of which two stretches show; the batch is in the tail or known durable.
     let at = find(dir.path(), &[0xa5; 20480]) + 4096;
     rot(dir.path(), at);
     let found = look();
-    let log = found.write_log.as_ref().unwrap();
+    let log = found.dirty_data.as_ref().unwrap();
     assert!(found.faulty() > 0);
     let [disk] = &log.volumes[..] else { panic!("{log:?}") };
     if disk.sequences == Some((1, 5)) {
@@ -336,4 +336,23 @@ fn an_export_lists_what_rots_and_keeps_the_rest() {
         wanted[at as usize..(at + bytes) as usize].fill(0);
     }
     assert!(std::fs::read(dir.path().join("out")).unwrap() == wanted);
+}
+
+#[test]
+fn an_explanation_says_what_of_a_line_is_dirty_and_since_when() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(4096, [1; 4096]).wait().unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    disk.write(4096, [2; 512]).wait().unwrap();
+    disk.write(8192 + 512, [3; 512]).wait().unwrap();
+    let dirty = |at| cache.core().explain("disk", at).unwrap().dirty.unwrap();
+    assert_eq!(dirty(0), crate::block::DirtyOf::default());
+    // The first write still shows, behind the second.
+    let (old, young) = (dirty(5000), dirty(8192));
+    assert_eq!((old.bytes, young.bytes), (4096, 512));
+    assert!(old.for_seconds.unwrap() >= young.for_seconds.unwrap() + 0.03, "{old:?} {young:?}");
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(dirty(5000), crate::block::DirtyOf::default());
 }
