@@ -15,6 +15,7 @@ use larder_format::block::{BlockSuperblock, BlockSuperblockError, VolumeState};
 use larder_runtime::{AlignedBuf, Device, DeviceOptions, FlashDevice};
 use serde::{Deserialize, Serialize};
 
+use super::back::offline::{self, DirtyReport};
 use super::back::order_words;
 use super::check::CheckFault;
 use super::open::{CacheError, open_device, read_superblock};
@@ -96,6 +97,8 @@ pub struct Inspection {
     pub volumes: Vec<InspectedVolume>,
     /// The first faults of lines.
     pub faults: Vec<CheckFault>,
+    /// The dirty data in the write log; none where every store has everything.
+    pub dirty_data: Option<DirtyReport>,
     /// It was not looked at to the end.
     pub interrupted: bool,
     /// Seconds that it took.
@@ -111,6 +114,7 @@ impl Inspection {
             + u64::from(self.log_gap)
             + self.corrupt
             + self.unreadable
+            + self.dirty_data.as_ref().map_or(0, |log| log.faulty)
     }
 }
 
@@ -138,7 +142,7 @@ impl LogIo for ReadOnly<'_> {
     }
 }
 
-/// Looks at the device at `path`. `go_on` hears how many slots of how many were looked at, and may say no.
+/// Looks at the device at `path`. `go_on` hears how many slots, and lines' worth of dirty data, of how many were looked at, and may say no.
 ///
 /// # Errors
 /// When it is in use, is no cache, or is one that this version does not know: then nothing can be said about its lines.
@@ -184,7 +188,22 @@ pub fn inspect(
     found.intent_pages_damaged = durable.intents_damaged;
     found.regions_marked = durable.regions_set();
     found.log_gap = !durable.is_whole;
-    let step = (BATCH / u64::from(layout.line)).max(1) as u32;
+    // Dirty data is nowhere else: it comes first.
+    let line = u64::from(layout.line);
+    let mut dirty = 0;
+    let mut in_lines = |done: u64, all: u64| {
+        dirty = all / line;
+        go_on(done / line, dirty + layout.slots())
+    };
+    found.dirty_data = offline::look(&device, &sb, &mut in_lines);
+    found.interrupted = found.dirty_data.as_ref().is_some_and(|log| log.interrupted);
+    let mut slots = |done: u64, all: u64| go_on(dirty + done, dirty + all);
+    let go_on = &mut slots;
+    if found.interrupted {
+        found.seconds = begun.elapsed().as_secs_f64();
+        return Ok(found);
+    }
+    let step = (BATCH / line).max(1) as u32;
     if layout.is_sparse() {
         look_at_table(&device, &sb, &durable, &mut found, go_on)?;
         found.seconds = begun.elapsed().as_secs_f64();

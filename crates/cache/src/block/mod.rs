@@ -107,7 +107,7 @@ pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
 pub use changing::{All, Changing, One};
 pub use check::{CheckFault, CheckReport, CheckWish};
-pub use explain::{Explanation, LineOf, SlotOf, named};
+pub use explain::{DirtyOf, Explanation, LineOf, SlotOf, named};
 pub use hand::ByHand;
 use hand::Hand;
 pub use lane::Lane;

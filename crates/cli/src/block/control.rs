@@ -319,6 +319,16 @@ fn explanation_text(e: &Explanation) -> String {
         }
         _ => ("cached", "no".to_owned()),
     });
+    if let Some(dirty) = &e.dirty {
+        let since = dirty.for_seconds.map_or_else(String::new, |s| format!(" for {}", duration(s)));
+        let said = match dirty.bytes {
+            0 => "no: its store has all of it".to_owned(),
+            n => {
+                format!("{} of it{since}: they are in the write log, not in its store", ByteSize(n))
+            }
+        };
+        rows.push(("dirty", said));
+    }
     rows.push(("holds", e.kind.clone()));
     rows.push(("selected", e.selection.clone()));
     rows.push(("a read that misses", e.admission.clone()));

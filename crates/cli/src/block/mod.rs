@@ -2,6 +2,7 @@
 
 mod control;
 mod create;
+mod export;
 mod flush;
 mod format;
 mod ours;
@@ -46,6 +47,7 @@ enum Command {
     Flush(flush::FlushArgs),
     Prefetch(upkeep::PrefetchArgs),
     Check(upkeep::CheckArgs),
+    Export(export::ExportArgs),
     Recover(recover::RecoverArgs),
     Resize(upkeep::ResizeArgs),
 }
@@ -79,6 +81,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Flush(args) => flush::flush(&args),
         Command::Prefetch(args) => upkeep::prefetch(&args),
         Command::Check(args) => upkeep::check(&args),
+        Command::Export(args) => export::export(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Resize(args) => upkeep::resize(&args),
     }

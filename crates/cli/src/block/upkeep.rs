@@ -19,7 +19,7 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   # What a running daemon has cached, against its checksums and the stores:
   larder block check --compare
-  # A cache device that is not in use; it is only read:
+  # A cache device that is not in use; it is only read. Dirty data in its write log is verified too, without the stores:
   larder block check /flash/cache
 
 Ends with 0 if nothing is wrong, with 1 if something is.";
@@ -248,7 +248,7 @@ fn check_device(path: &Path, json: bool) -> Result<(), CliError> {
     let mut show = |done: u64, total: u64| {
         let bar = bar.get_or_insert_with(|| {
             let bar = progress::bar(total.max(1));
-            bar.set_message("slots looked at");
+            bar.set_message("lines looked at");
             bar
         });
         bar.set_position(done);
@@ -347,7 +347,11 @@ fn inspection_text(i: &Inspection) -> String {
             format!("{}: {}, {} cached, {state}", v.name, ByteSize(v.bytes), bytes(v.lines)),
         ));
     }
-    two_columns(rows) + &faults(&i.faults)
+    if let Some(log) = &i.dirty_data {
+        rows.extend(super::export::log_rows(log));
+    }
+    let dirty = i.dirty_data.as_ref().map_or_else(String::new, super::export::log_faults);
+    two_columns(rows) + &faults(&i.faults) + &dirty
 }
 
 #[cfg(test)]

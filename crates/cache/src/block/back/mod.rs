@@ -1,6 +1,7 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
 pub mod journal;
+pub mod offline;
 mod recover;
 mod start;
 mod words;

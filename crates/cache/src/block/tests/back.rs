@@ -209,3 +209,150 @@ fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
         assert!(at.is_some(), "seed {seed}: {applied:?} {status:?}");
     }
 }
+
+/// A cache that was left with dirty data: a write of 20 KiB, parts of which are hidden by a shorter one, zeros and a trim.
+fn left_dirty(dir: &Path) -> Vec<u8> {
+    let cache = builder(dir, Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(1 << 20, [0xa5; 20480]).wait().unwrap();
+    disk.write((1 << 20) + 5000, [0x5a; 1000]).wait().unwrap();
+    disk.zero((1 << 20) + 8192, 512).wait().unwrap();
+    disk.write(4 << 20, [0xc3; 4096]).wait().unwrap();
+    disk.trim(4 << 20, 512).wait().unwrap();
+    drop((disk, cache));
+    let mut wanted = vec![0u8; BYTES as usize];
+    let mut fill = |at: usize, len: usize, byte| wanted[at..at + len].fill(byte);
+    fill(1 << 20, 20480, 0xa5);
+    fill((1 << 20) + 5000, 1000, 0x5a);
+    fill((1 << 20) + 8192, 512, 0);
+    fill(4 << 20, 4096, 0xc3);
+    fill(4 << 20, 512, 0);
+    wanted
+}
+
+/// Where these bytes lie in the cache's file.
+fn find(dir: &Path, bytes: &[u8]) -> u64 {
+    let cache = std::fs::read(dir.join("cache")).unwrap();
+    cache.windows(bytes.len()).position(|found| found == bytes).unwrap() as u64
+}
+
+fn rot(dir: &Path, at: u64) {
+    let file = File::options().write(true).open(dir.join("cache")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xff], at).unwrap();
+}
+
+fn wish(dir: &Path, file: &str, base: Option<&str>) -> crate::block::back::offline::ExportWish {
+    crate::block::back::offline::ExportWish {
+        cache: dir.join("cache"),
+        volume: "disk".into(),
+        file: dir.join(file),
+        base: base.map(|base| dir.join(base)),
+    }
+}
+
+#[test]
+fn dirty_data_of_a_cache_that_is_not_in_use_is_verified_without_its_store() {
+    let dir = TempDir::new().unwrap();
+    left_dirty(dir.path());
+    std::fs::remove_file(dir.path().join("disk")).unwrap();
+    let look = || {
+        let found = crate::block::inspect::inspect(&dir.path().join("cache"), &mut |_, _| true);
+        found.unwrap()
+    };
+    let found = look();
+    assert_eq!(found.faulty(), 0, "{found:?}");
+    let log = found.dirty_data.unwrap();
+    let [disk] = &log.volumes[..] else { panic!("{log:?}") };
+    assert_eq!((disk.bytes, disk.records, disk.sequences), (24576, 5, Some((1, 5))));
+    assert!(!disk.gap);
+    assert_eq!(log.looked_at, 20480 + 1000 + 4096);
+    // Rot in the second piece of the first write, of which two stretches show; the batch is in the tail or known durable.
+    let at = find(dir.path(), &[0xa5; 20480]) + 4096;
+    rot(dir.path(), at);
+    let found = look();
+    let log = found.dirty_data.as_ref().unwrap();
+    assert!(found.faulty() > 0);
+    let [disk] = &log.volumes[..] else { panic!("{log:?}") };
+    if disk.sequences == Some((1, 5)) {
+        let at: Vec<(Option<u64>, u64)> = log.faults.iter().map(|f| (f.offset, f.bytes)).collect();
+        let first = 1 << 20;
+        assert_eq!(at, [(Some(first + 4096), 904), (Some(first + 6000), 2192)]);
+        assert!(log.faults.iter().all(|f| f.volume == "disk" && f.sequence == 1));
+        assert!(log.faults[0].remedy.contains("larder block export"));
+    } else {
+        assert!(disk.gap, "{log:?}");
+    }
+}
+
+#[test]
+fn what_is_dirty_is_exported_at_its_offsets_alone_or_over_an_image() {
+    let dir = TempDir::new().unwrap();
+    let wanted = left_dirty(dir.path());
+    let before = std::fs::read(dir.path().join("cache")).unwrap();
+    let export = |file, base| {
+        let wish = wish(dir.path(), file, base);
+        crate::block::back::offline::export(&wish, &mut |_, _| true)
+    };
+    let done = export("alone", None).unwrap().unwrap();
+    assert_eq!((done.bytes, done.zeros, done.extents, done.last), (24576, 1024, 2, 5));
+    assert!(std::fs::read(dir.path().join("alone")).unwrap() == wanted);
+    let why = export("alone", None).unwrap_err().to_string();
+    assert!(why.contains("there already"), "{why}");
+    let mut base = vec![7u8; BYTES as usize];
+    std::fs::write(dir.path().join("image"), &base).unwrap();
+    export("whole", Some("image")).unwrap().unwrap();
+    for range in [(1 << 20)..(1 << 20) + 20480, (4 << 20)..(4 << 20) + 4096] {
+        base[range.clone()].copy_from_slice(&wanted[range]);
+    }
+    assert!(std::fs::read(dir.path().join("whole")).unwrap() == base);
+    // Whoever asked has gone: nothing is left.
+    let gone = wish(dir.path(), "gone", None);
+    assert!(crate::block::back::offline::export(&gone, &mut |_, _| false).unwrap().is_none());
+    let names = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
+    assert!(!names.into_iter().any(|name| name.to_string_lossy().starts_with("gone")));
+    let other = crate::block::back::offline::ExportWish { volume: "other".into(), ..gone };
+    let why =
+        crate::block::back::offline::export(&other, &mut |_, _| true).unwrap_err().to_string();
+    assert!(why.contains("it knows disk"), "{why}");
+    assert!(std::fs::read(dir.path().join("cache")).unwrap() == before, "it was changed");
+}
+
+#[test]
+fn an_export_lists_what_rots_and_keeps_the_rest() {
+    let dir = TempDir::new().unwrap();
+    let wanted = left_dirty(dir.path());
+    // A start makes all that it found known durable: what rots then is damage, and no torn tail.
+    drop(builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap());
+    let at = find(dir.path(), &[0xa5; 20480]) + 4096;
+    rot(dir.path(), at);
+    let wish = wish(dir.path(), "out", None);
+    let done = crate::block::back::offline::export(&wish, &mut |_, _| true).unwrap().unwrap();
+    let first = 1 << 20;
+    assert_eq!(done.unreadable_bytes, 904 + 2192, "{done:?}");
+    let lost: Vec<(u64, u64)> = done.unreadable.iter().map(|s| (s.offset, s.bytes)).collect();
+    assert_eq!(lost, [(first + 4096, 904), (first + 6000, 2192)]);
+    let mut wanted = wanted;
+    for (at, bytes) in lost {
+        wanted[at as usize..(at + bytes) as usize].fill(0);
+    }
+    assert!(std::fs::read(dir.path().join("out")).unwrap() == wanted);
+}
+
+#[test]
+fn an_explanation_says_what_of_a_line_is_dirty_and_since_when() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(4096, [1; 4096]).wait().unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    disk.write(4096, [2; 512]).wait().unwrap();
+    disk.write(8192 + 512, [3; 512]).wait().unwrap();
+    let dirty = |at| cache.core().explain("disk", at).unwrap().dirty.unwrap();
+    assert_eq!(dirty(0), crate::block::DirtyOf::default());
+    // The first write still shows, behind the second.
+    let (old, young) = (dirty(5000), dirty(8192));
+    assert_eq!((old.bytes, young.bytes), (4096, 512));
+    assert!(old.for_seconds.unwrap() >= young.for_seconds.unwrap() + 0.03, "{old:?} {young:?}");
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(dirty(5000), crate::block::DirtyOf::default());
+}

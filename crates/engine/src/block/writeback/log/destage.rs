@@ -263,6 +263,21 @@ impl<B: Clone> WriteLog<B> {
         self.volumes.get(&attachment).map(|volume| volume.pace)
     }
 
+    /// How many bytes of a range are dirty, and when the oldest record that shows there was logged, or found by a start; `None` where none are.
+    pub fn dirty_since(&self, attachment: u32, range: Range<u64>) -> Option<(u64, Nanos)> {
+        let volume = self.volumes.get(&attachment)?;
+        let (mut bytes, mut oldest) = (0, u64::MAX);
+        volume.overlay.look(range, |stretch| {
+            if let super::super::overlay::Stretch::Dirty(dirty) = stretch {
+                bytes += dirty.len;
+                oldest = oldest.min(dirty.sequence);
+            }
+        });
+        let at = volume.since.partition_point(|&(sequence, _)| sequence <= oldest);
+        let since = volume.since.get(at.checked_sub(1)?)?.1;
+        (bytes > 0).then_some((bytes, since))
+    }
+
     /// The dirty stretches of a range: first byte, bytes, and whether they read as zeros.
     pub fn dirty(&self, attachment: u32, range: Range<u64>) -> Vec<(u64, u64, bool)> {
         let mut all = Vec::new();
