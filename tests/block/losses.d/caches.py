@@ -73,16 +73,16 @@ class Direct(Cache):
 
 
 class Nbdkit(Cache):
-    """nbdkit's cache filter: `writeback` writes back at each flush; `unsafe` when it likes."""
+    """nbdkit's cache filter: `writeback` writes back at each flush; `unsafe` never; `small` is `writeback` with a bound."""
 
     def __init__(self, folder, store, mode):
         super().__init__(folder, store)
         self.mode = mode
 
     def start(self):
-        # A cache that fills up writes back what it drops.
-        self.spawn(["nbdkit", "-f", "-U", self.socket, "--filter=cache", "file", self.store, f"cache={self.mode}",
-                    "cache-max-size=16M"], f"nbd+unix:///?socket={self.socket}")
+        words = {"small": ["cache=writeback", "cache-max-size=16M"]}.get(self.mode, [f"cache={self.mode}"])
+        self.spawn(["nbdkit", "-f", "-U", self.socket, "--filter=cache", "file", self.store, *words],
+                   f"nbd+unix:///?socket={self.socket}")
 
     def safe(self, history):
         return len(history.lines)
@@ -144,6 +144,24 @@ class Larder(Cache):
         super().close()
 
 
+def descendants(process):
+    """The processes that it has started, and theirs, by what /proc says now."""
+    children = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in brackets, may have spaces.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    out, left = [], [process]
+    while left:
+        below = children.get(left.pop(), [])
+        out += below
+        left += below
+    return out
+
+
 class OnHost:
     """A file system of this machine on the volume, by nbdfuse and a loop device, with the writers on it."""
 
@@ -176,11 +194,12 @@ class OnHost:
         """After the server has gone: the mount goes too, whatever it still wants."""
         if self.writers:
             # All of its session: the writers, and the server of the database.
-            # By the system call: kill(1) of procps 4.0.2 takes a negative number for "all processes there are".
-            try:
-                os.killpg(self.writers.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            # The server's backends have sessions of their own, and may outlive it.
+            for one in [*descendants(self.writers.pid), self.writers.pid]:
+                try:
+                    os.kill(one, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
             self.writers.wait()
         if self.mounted and subprocess.run(["umount", self.at], capture_output=True).returncode != 0:
             time.sleep(0.2)

@@ -78,7 +78,7 @@ def make(path, kind, size, offset=0):
     with open(path, "wb") as f:
         f.truncate(size)
     if kind == "ext4":
-        command = ["mkfs.ext4", "-q", "-F", "-E", f"lazy_itable_init=0,lazy_journal_init=0,offset={offset}", path, f"{(size - offset) // 1024}k"]
+        command = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", f"lazy_itable_init=0,lazy_journal_init=0,offset={offset}", path, f"{(size - offset) // 4096}"]
     else:
         assert offset == 0
         command = ["mkfs.xfs", "-q", "-f", path]

@@ -152,13 +152,13 @@ def start_postgres(at, given):
     os.chmod(at, 0o755)
     # Not to the writers' output.
     log = open(Path(run) / "log", "wb")
-    subprocess.Popen([f"{binaries}/postgres", "-D", at / "pg", "-k", run, "-c", "listen_addresses="], stdin=subprocess.DEVNULL,
-                     stdout=log, stderr=log, user="postgres", group="postgres", extra_groups=[])
-    for _ in range(1200):
+    server = subprocess.Popen([f"{binaries}/postgres", "-D", at / "pg", "-k", run, "-c", "listen_addresses="], stdin=subprocess.DEVNULL,
+                              stdout=log, stderr=log, user="postgres", group="postgres", extra_groups=[])
+    while server.poll() is None:
         if subprocess.run([f"{binaries}/pg_isready", "-q", "-h", run]).returncode == 0:
             return run
         time.sleep(0.1)
-    raise SystemExit("PostgreSQL does not come up")
+    raise SystemExit("PostgreSQL does not come up: " + (Path(run) / "log").read_text()[-1000:])
 
 
 def main():
