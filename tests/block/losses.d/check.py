@@ -264,16 +264,16 @@ class Server:
 
 def look(at, seed, history, safe, found, postgres=None, scratch=None):
     """Looks at a mounted image. `safe`: the number of lines of the history that were safe. `postgres`: where its programs are."""
-    writers, server = [], None
+    writers, server, trouble = [], None, None
     names = history.writers()
     try:
         if any(who.startswith("postgres") for who in names):
             try:
                 server = Server(at / "pg", postgres, Path(scratch) / "run")
-                if server.trouble:
-                    found.add("database", f"PostgreSQL: {server.trouble}")
             except OSError as e:
-                found.add("database", f"PostgreSQL: {e}")
+                trouble = str(e)
+            else:
+                trouble = server.trouble
         for who in names:
             # Step 0 is what a writer begins with.
             if not any(what == "C" for _, what, one, _ in history.lines if one == who):
@@ -283,18 +283,22 @@ def look(at, seed, history, safe, found, postgres=None, scratch=None):
                 one = Files(at, seed, who, issued)
             elif who.startswith("postgres"):
                 one = Postgres(server.query if server and server.process.poll() is None else None, seed, who, issued)
+                if trouble:
+                    one.wrong.append(f"PostgreSQL: {trouble}")
             else:
                 one = Sqlite(at, seed, who, issued)
             writers.append(one)
     finally:
         if server:
             server.close()
-    for one in writers:
-        kind = "file" if isinstance(one, Files) else "database"
-        for words in one.wrong:
-            found.add(kind, words)
     # What is there says how late the image is at least.
     later = max((history.began.get((one.who, step), 0) for one in writers for step in one.evidence), default=0)
+    # A writer that has not begun may have left anything; so may have none of its steps.
+    begun = history.done(max(safe, later))
+    writers = [one for one in writers if one.who in begun]
+    for one in writers:
+        for words in one.wrong:
+            found.add("file" if isinstance(one, Files) else "database", words)
     for kind, bound in (("missing", safe), ("order", later)):
         done = history.done(bound)
         for one in writers:

@@ -30,7 +30,7 @@ sectors() { cat /sys/block/$1/size; }
 ip link set lo up
 """
 BCACHE = """
-host make-bcache -B /dev/vdb -C /dev/vda %s
+host make-bcache --bucket 256k -B /dev/vdb -C /dev/vda %s
 for disk in vda vdb; do echo /dev/$disk >/sys/fs/bcache/register || true; done
 i=0
 while [ ! -b /dev/bcache0 ]; do i=$((i + 1)); [ $i -lt 100 ]; sleep 0.1; done
