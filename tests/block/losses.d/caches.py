@@ -89,22 +89,34 @@ class Nbdkit(Cache):
 
 
 class Larder(Cache):
-    """`larder block serve --write back:ORDER` with its cache in a file."""
+    """`larder block serve --write back:ORDER` with its cache in a file. `delay`: the store is an NBD server that takes that many
+    milliseconds for each write, so that a loss falls between writes of one window; 0: it is the file."""
 
-    def __init__(self, folder, store, larder, order, destage, writes=()):
+    def __init__(self, folder, store, larder, order, destage, delay=0, more=()):
         super().__init__(folder, store)
-        self.larder, self.order = larder, order
+        self.larder, self.order, self.delay, self.more = larder, order, delay, list(more)
         self.mode = f"back:{order}" + (f",destage={destage}" if destage else "")
         self.cache, self.state = folder / "cache", folder / "state"
-        self.more = list(writes)
         self.promises = order.split(",")[0] != "any"
         self.over = threading.Event()
         self.looks = threading.Thread(target=self._look, daemon=True)
+        self.where, self.marker, self.filer = f"file:{store}", [], None
 
     def start(self):
+        if self.delay:
+            socket = self.folder / "filer"
+            self.filer = subprocess.Popen(["nbdkit", "-f", "-U", socket, "--filter=delay", "file", self.store, f"wdelay={self.delay}ms"],
+                                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.where, self.marker = f"nbd+unix:///?socket={socket}", [f"{self.folder}/marker"]
+            while not socket.exists():
+                if self.filer.poll() is not None:
+                    raise Failed("nbdkit ends")
+                time.sleep(0.01)
         run([self.larder, "block", "format", self.cache, "--size", "256m", "--write-log", "64m", "--yes"])
-        self.spawn([self.larder, "block", "serve", "--cache", self.cache, "--volume", f"disk=file:{self.store}", "--write", self.mode,
-                    "--dirty-max", "8m", "--listen", f"unix:{self.socket}", "--state-dir", self.state, *self.more], f"nbd+unix:///disk?socket={self.socket}")
+        # A bound that is reached, so that what was written long before is in the store.
+        self.spawn([self.larder, "block", "serve", "--cache", self.cache, "--volume", f"disk={self.where}", "--write", self.mode,
+                    "--dirty-max", "8m", *(f"--marker=disk={place}" for place in self.marker), "--listen", f"unix:{self.socket}",
+                    "--state-dir", self.state, *self.more], f"nbd+unix:///disk?socket={self.socket}")
         self.looks.start()
 
     def status(self):
@@ -134,8 +146,17 @@ class Larder(Cache):
     def recover(self):
         # Of `ordered` and `any` it makes the marker clean; a program that cannot yet leaves the same bytes.
         if subprocess.run([self.larder, "block", "recover", "--help"], capture_output=True).returncode == 0:
-            self.told = run([self.larder, "block", "recover", f"file:{self.store}"])
+            told = run([self.larder, "block", "recover", self.where, *(f"--marker={place}" for place in self.marker)])
+            with open(self.log, "a") as log:
+                log.write(f"recover: {told}")
+        self._end_filer()
         return self.store
+
+    def _end_filer(self):
+        if self.filer:
+            self.filer.terminate()
+            self.filer.wait()
+            self.filer = None
 
     def safe(self, history):
         moment = said.safe_moment(self.samples) if self.promises else None
@@ -144,6 +165,9 @@ class Larder(Cache):
     def close(self):
         self.over.set()
         super().close()
+        # Where it came to a loss, `recover` wants it still.
+        if not (self.folder / "gone").exists():
+            self._end_filer()
 
 
 def descendants(process):

@@ -101,7 +101,8 @@ def losses(options, system, work, told):
         f.truncate(CACHE)
     lines = said.Said(folder / "said")
     command = " ".join(writer_command(options, who))
-    disks = ["-drive", f"file={folder}/cache,if=virtio,format=raw,cache=writeback", "-drive", f"file={store},if=virtio,format=raw,cache=writeback",
+    disks = ["-drive", f"file={folder}/cache,if=virtio,format=raw,cache=writeback",
+             "-drive", f"file={store},if=virtio,format=raw,cache=writeback,throttling.iops-write={options.iops}",
              "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap", "-device", "virtio-serial-pci",
              "-chardev", f"file,id=said,path={folder}/said,append=on", "-device", "virtserialport,chardev=said,name=said"]
     job = ROOT + SETUPS.get((system, options.settings), SETUPS[system, "eager"]) + status(system) + WRITE % command
@@ -139,10 +140,10 @@ def losses(options, system, work, told):
         safe = len(history.lines) if system in CONTROLS else history.before(now - LONG_AGO)
         found, extent = image.examine(copy, "ext4", folder / f"look-{copy.name}", options.seed, history, safe,
                                       options.postgres and options.postgres.binaries)
-        loss = Loss(f"{system}-{options.seed}-{copy.name}", found.problems, extent, f"{system} ext4 {'+'.join(who)}")
+        loss = Loss(f"{system}-{options.seed}-{copy.name}", found.problems, extent, f"{system} {options.settings} ext4 {'+'.join(who)}")
         told(loss, started)
         out.append(loss)
-        if not options.keep_all:
+        if not options.keep_all and copy.exists():
             copy.unlink()
     if not options.keep_all:
         shutil.rmtree(folder / "mnt", ignore_errors=True)
