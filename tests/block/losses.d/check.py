@@ -3,6 +3,7 @@
 Two bounds. What was *safe* must be there. And if any later step is in the image, all that was reported before that step began must
 be there too, or the image is of no moment at all; this asks nobody but the image."""
 
+import contextlib
 import re
 import shutil
 import sqlite3
@@ -196,13 +197,12 @@ class Sqlite(Database):
             # It would make one.
             if not path.exists():
                 raise sqlite3.DatabaseError("is not there")
-            db = sqlite3.connect(path)
-            verdict = db.execute("PRAGMA integrity_check").fetchall()
-            if verdict != [("ok",)]:
-                raise sqlite3.DatabaseError(f"integrity_check: {verdict[:3]}")
-            history = [step for step, in db.execute("SELECT step FROM history ORDER BY step")]
-            self.rows(history, [held for held, in db.execute("SELECT balance FROM accounts ORDER BY id")])
-            db.close()
+            with contextlib.closing(sqlite3.connect(path)) as db:
+                verdict = db.execute("PRAGMA integrity_check").fetchall()
+                if verdict != [("ok",)]:
+                    raise sqlite3.DatabaseError(f"integrity_check: {verdict[:3]}")
+                history = [step for step, in db.execute("SELECT step FROM history ORDER BY step").fetchall()]
+                self.rows(history, [held for held, in db.execute("SELECT balance FROM accounts ORDER BY id").fetchall()])
         except (sqlite3.Error, OSError) as e:
             self.wrong.append(f"{who}.db: {e}")
 
