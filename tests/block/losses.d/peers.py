@@ -11,6 +11,8 @@ import said
 from served import MIB, Failed
 
 CACHE, VOLUME = 48 * MIB, 320 * MIB
+# It takes no cache of less than 513 buckets, and above 40 % of use it writes through.
+BCACHE = 192 * MIB
 # What a superblock of bcache takes of the backing device.
 BCACHE_OFFSET = 8192
 # How old a synced write must be to be asked for, seconds, and how long a guest writes before the first loss.
@@ -29,15 +31,17 @@ mapped() { echo "$2" | host dmsetup create --noudevsync --noudevrules $1; host d
 sectors() { cat /sys/block/$1/size; }
 ip link set lo up
 """
-BCACHE = """
-host make-bcache --bucket 256k -B /dev/vdb -C /dev/vda %s
-for disk in vda vdb; do echo /dev/$disk >/sys/fs/bcache/register || true; done
+BCACHE_JOB = """
+host make-bcache --bucket 128k -B /dev/vdb -C /dev/vda %s
+for disk in vda vdb; do echo /dev/$disk >/sys/fs/bcache/register; done
 i=0
 while [ ! -b /dev/bcache0 ]; do i=$((i + 1)); [ $i -lt 100 ]; sleep 0.1; done
 cat /sys/block/bcache0/bcache/cache_mode
+# It would go on without.
+[ "$(cat /sys/block/bcache0/bcache/state)" != "no cache" ]
 # All writes to the cache, long ones too.
 echo 0 >/sys/block/bcache0/bcache/sequential_cutoff
-echo 0 >/sys/fs/bcache/*/congested_write_threshold_us || true
+for set in /sys/fs/bcache/*-*; do echo 0 >$set/congested_write_threshold_us; done
 %s
 disk=/dev/bcache0
 """
@@ -57,9 +61,9 @@ disk=/dev/mapper/volume
 """
 SETUPS = {
     ("guest-direct", "eager"): "disk=/dev/vdb\n",
-    ("bcache-through", "eager"): BCACHE % ("", ""),
-    ("bcache", "eager"): BCACHE % ("--writeback", BCACHE_EAGER),
-    ("bcache", "default"): BCACHE % ("--writeback", ""),
+    ("bcache-through", "eager"): BCACHE_JOB % ("", ""),
+    ("bcache", "eager"): BCACHE_JOB % ("--writeback", BCACHE_EAGER),
+    ("bcache", "default"): BCACHE_JOB % ("--writeback", ""),
     ("dm-cache", "eager"): DM_CACHE % "2 migration_threshold 204800",
     ("dm-cache", "default"): DM_CACHE % "0",
     ("dm-writecache", "eager"): DM_WRITECACHE % "8 high_watermark 1 low_watermark 0 max_age 1000 pause_writeback 0",
@@ -98,7 +102,7 @@ def losses(options, system, work, told):
     store = folder / "store"
     image.make(store, "ext4", VOLUME + offset, offset)
     with open(folder / "cache", "wb") as f:
-        f.truncate(CACHE)
+        f.truncate(BCACHE if offset else CACHE)
     lines = said.Said(folder / "said")
     command = " ".join(writer_command(options, who))
     disks = ["-drive", f"file={folder}/cache,if=virtio,format=raw,cache=writeback",
