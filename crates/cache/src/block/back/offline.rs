@@ -26,12 +26,11 @@ const UNIT: u64 = 4096;
 /// Faults that are listed.
 const MOST_LISTED: usize = 100;
 
-const LOST: &str = "write these bytes anew while it is served, or take what is left with `larder block export` and give up the rest with `larder \
-                    block recover`";
-const COVERED: &str = "a later write covers it: nothing is lost if that comes to the store with it; if destaging stops there, take all with `larder \
-                       block export` and give it up with `larder block recover`";
-const GAP: &str = "take what came before them with `larder block export`, then give up all of it with `larder block recover`";
-const DEVICE: &str = "the device fails: take what is dirty with `larder block export`, or serve and flush it, before more is lost";
+const LOST: &str = "write these bytes anew while it is served, or export what is left and have the store recovered, which gives up the rest";
+const COVERED: &str = "a later write covers it: nothing is lost if that comes to the store with it; if destaging stops there, take all by an export and give it up with a recovery of the store";
+const GAP: &str =
+    "export what came before them, then have the store recovered, which gives up all of it";
+const DEVICE: &str = "the device fails: export what is dirty, or serve it until all is in the stores, before more is lost";
 
 /// A volume of which the log may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
