@@ -278,7 +278,7 @@ fn dirty_data_of_a_cache_that_is_not_in_use_is_verified_without_its_store() {
         let first = 1 << 20;
         assert_eq!(at, [(Some(first + 4096), 904), (Some(first + 6000), 2192)]);
         assert!(log.faults.iter().all(|f| f.volume == "disk" && f.sequence == 1));
-        assert!(log.faults[0].remedy.contains("larder block export"));
+        assert!(log.faults[0].remedy.contains("export"));
     } else {
         assert!(disk.gap, "{log:?}");
     }
