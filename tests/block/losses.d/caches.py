@@ -98,6 +98,8 @@ class Larder(Cache):
         self.mode = f"back:{order}" + (f",destage={destage}" if destage else "")
         self.cache, self.state = folder / "cache", folder / "state"
         self.promises = order.split(",")[0] != "any"
+        # What `recover` says of the image.
+        self.not_older_than = None
         self.over = threading.Event()
         self.looks = threading.Thread(target=self._look, daemon=True)
         self.where, self.marker, self.filer = f"file:{store}", [], None
@@ -146,9 +148,10 @@ class Larder(Cache):
     def recover(self):
         # Of `ordered` and `any` it makes the marker clean; a program that cannot yet leaves the same bytes.
         if subprocess.run([self.larder, "block", "recover", "--help"], capture_output=True).returncode == 0:
-            told = run([self.larder, "block", "recover", self.where, *(f"--marker={place}" for place in self.marker)])
+            told = run([self.larder, "block", "recover", self.where, "--json", *(f"--marker={place}" for place in self.marker)])
             with open(self.log, "a") as log:
                 log.write(f"recover: {told}")
+            self.not_older_than = json.loads(told).get("not_older_than")
         self._end_filer()
         return self.store
 
@@ -159,8 +162,13 @@ class Larder(Cache):
             self.filer = None
 
     def safe(self, history):
-        moment = said.safe_moment(self.samples) if self.promises else None
-        return history.before(moment) if moment is not None else 0
+        if not self.promises:
+            return 0
+        moments = [said.safe_moment(self.samples)]
+        if self.not_older_than is not None:
+            # Seconds since 1970, of the same clock.
+            moments.append(self.not_older_than - time.time() + time.monotonic())
+        return max(history.before(moment) for moment in moments if moment is not None) if any(moments) else 0
 
     def close(self):
         self.over.set()

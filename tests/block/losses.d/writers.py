@@ -35,6 +35,12 @@ def synced(path, data=None, flags=os.O_RDONLY, only_data=False):
         os.close(fd)
 
 
+def all_synced(at):
+    """`sync` tells nobody of errors; the fsync behind it does."""
+    os.sync()
+    synced(at)
+
+
 def files(at, seed, who):
     at.mkdir()
     for folder in range(plan.FOLDERS):
@@ -42,7 +48,7 @@ def files(at, seed, who):
     create = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     synced(at / "blocks", b"".join(plan.block(who, i, 0) for i in range(plan.BLOCKS)), create)
     synced(at / "log", b"", create)
-    os.sync()
+    all_synced(at)
     say("C", who, 0)
     blocks = os.open(at / "blocks", os.O_WRONLY)
     noise = os.open(at / "noise", create)
@@ -77,7 +83,7 @@ def files(at, seed, who):
                 (group / f"{i}").write_bytes(plan.group_file(seed, who, step.number, i))
             if step.old:
                 shutil.rmtree(at / f"g{step.old}")
-            os.sync()
+            all_synced(at)
         say("C", who, step.number)
 
 
@@ -95,7 +101,7 @@ def sqlite(at, seed, who):
     db.execute("CREATE INDEX by_padding ON history(padding)")
     db.executemany("INSERT INTO accounts VALUES(?, ?)", [(i, plan.BALANCE) for i in range(plan.ACCOUNTS)])
     db.execute("COMMIT")
-    os.sync()
+    all_synced(at.parent)
     say("C", who, 0)
     step = 0
     while True:
