@@ -252,7 +252,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)))?;
     }
     // The first batch of this run makes void what a crash may still bring back of the last.
-    let begun = call_log(&**core, None, |log, asks| log.start(core.now(), asks));
+    let begun = call_log(&**core, None, |log, asks| log.start(asks));
     let mut asks = begun.map(|(_, asks)| asks).unwrap_or_default();
     loop {
         let (writes, flush) = (std::mem::take(&mut asks.writes), asks.flush.take());

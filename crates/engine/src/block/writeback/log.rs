@@ -279,6 +279,8 @@ struct Attached {
 enum Start {
     /// Volumes are being attached.
     Found,
+    /// What was found is flushed: a segment may be free by a FRONTIER that is not durable yet.
+    Flushed,
     /// The first batch of the run is wanted,
     Wanted,
     /// is under way,
@@ -488,18 +490,20 @@ impl<B: Clone> WriteLog<B> {
         bytes
     }
 
-    /// All volumes that can be had now are attached and have what was found of them. The first batch of this run is asked for, and a flush:
-    /// only when that is durable does what was found count as durable and promised [startflush], and does [`WriteLog::is_started`] say that the
+    /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this
+    /// run is written, and flushed too; when that is durable, what was found counts as promised, and [`WriteLog::is_started`] says that the
     /// volumes may be read and written. Until then a crash may make more of the last run's batches whole; from then on they are void [run].
-    pub fn start(&mut self, now: Nanos, asks: &mut Asks<B>) {
-        if self.start == Start::Found {
-            if self.fault.is(Planted::StartNotFlushed) {
-                self.segments.sure();
-                return self.starts(asks);
-            }
-            self.start = Start::Wanted;
-            self.form(now, asks);
+    pub fn start(&mut self, asks: &mut Asks<B>) {
+        if self.start != Start::Found {
+            return;
         }
+        if self.fault.is(Planted::StartNotFlushed) {
+            self.segments.sure();
+            return self.starts(asks);
+        }
+        self.start = Start::Flushed;
+        (self.flush_wanted, self.flushing) = (false, Some(self.segments.flush_begins()));
+        asks.flush = self.flushing;
     }
 
     /// Whether volumes may be read and written.
@@ -723,8 +727,10 @@ impl<B: Clone> WriteLog<B> {
         self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
         let durable = self.segments.durable();
-        if matches!(self.start, Start::Begun(first) if first <= durable) {
-            self.starts(asks);
+        match self.start {
+            Start::Flushed => self.start = Start::Wanted,
+            Start::Begun(first) if first <= durable => self.starts(asks),
+            _ => {}
         }
         let ready: Vec<Flushing> =
             self.flushes.extract_if(.., |flush| flush.batch <= durable).collect();

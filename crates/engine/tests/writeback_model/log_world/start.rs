@@ -111,7 +111,7 @@ impl World {
         let last = |volume: &Volume| found.volumes[&volume.attachment].last;
         self.starting = Some(self.volumes.iter().map(last).collect());
         let mut asks = Asks::default();
-        self.log.start(self.now, &mut asks);
+        self.log.start(&mut asks);
         for v in 0..self.volumes.len() {
             let last = found.volumes[&self.volumes[v].attachment].last;
             self.check_start(v, last)?;
