@@ -103,7 +103,6 @@ enum Io {
 
 struct Volume {
     attachment: u32,
-    order: Order,
     letter: char,
     destage: destager::Config,
     bound: u64,
@@ -147,7 +146,7 @@ impl World {
         let sector = if rng.chance(0.2) { 4096 } else { 512 };
         let segment = if sector == 4096 || rng.chance(0.3) { 32 << 10 } else { 16 << 10 };
         let geometry = SegmentGeometry::new(segment, sector).unwrap();
-        let segments = rng.range(8, 16) as u32;
+        let segments = if rng.chance(0.5) { 8 } else { rng.range(9, 16) as u32 };
         let depth = rng.range(1, 4) as u32;
         let config =
             Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
@@ -327,12 +326,15 @@ impl World {
                 0..250 => self.issue()?,
                 250..300 => self.flush()?,
                 300..360 => self.read()?,
-                360..370 => self.refresh(),
-                370..930 => {
+                360..385 => self.refresh(),
+                385..930 => {
                     let n = self.ios.len() as u64;
                     if n > 0 {
                         let which = self.rng.below(n) as usize;
-                        self.end(which)?;
+                        // Reads take their time.
+                        if !matches!(self.ios[which], Io::Read(_)) || self.rng.chance(0.05) {
+                            self.end(which)?;
+                        }
                     }
                 }
                 930..960 => self.pass()?,
@@ -435,7 +437,6 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
     let bound = [24 << 10, 64 << 10, area / 3, area][rng.below(4) as usize];
     Volume {
         attachment: i as u32 + 1,
-        order,
         letter,
         destage,
         bound,
