@@ -149,7 +149,7 @@ impl World {
         let sector = if rng.chance(0.2) { 4096 } else { 512 };
         let segment = if sector == 4096 || rng.chance(0.3) { 32 << 10 } else { 16 << 10 };
         let geometry = SegmentGeometry::new(segment, sector).unwrap();
-        let segments = rng.range(8, 16) as u32;
+        let segments = if rng.chance(0.5) { 8 } else { rng.range(9, 16) as u32 };
         let depth = rng.range(1, 4) as u32;
         let config =
             Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
@@ -364,8 +364,8 @@ impl World {
                 0..250 => self.issue()?,
                 250..300 => self.flush()?,
                 300..360 => self.read()?,
-                360..370 => self.refresh(),
-                370..930 => {
+                360..385 => self.refresh(),
+                385..930 => {
                     let n = self.ios.len() as u64;
                     if n > 0 {
                         let which = self.rng.below(n) as usize;
@@ -376,7 +376,9 @@ impl World {
                                 }
                                 _ => false,
                             };
-                        if !stuck {
+                        // Reads take their time.
+                        let slow = matches!(self.ios[which], Io::Read(_)) && !self.rng.chance(0.05);
+                        if !stuck && !slow {
                             self.end(which)?;
                         }
                     }

@@ -363,7 +363,7 @@ impl Segments {
 
     fn retires(&mut self, segment: u32) {
         if self.fault.is(Planted::FreedBeforeSaid) {
-            self.free.push_back(segment);
+            self.free.push_front(segment);
         } else {
             self.retired.push_back((self.number, segment));
         }
