@@ -46,12 +46,13 @@ impl Stated {
         }
         let wrong = |must: String| ("write", format!("'{}'", spec.write), must);
         if spec.write.starts_with("back:journaled") {
-            return Err(wrong("a journal is not simulated: choose back:any or back:ordered".into()));
+            return Err(wrong(
+                "a journal is not simulated: choose back:any or back:ordered".into(),
+            ));
         }
         let mode = spec.write.parse().map_err(|e| wrong(format!("{e}")))?;
         if spec.volume.0 == 0 {
-            let must =
-                "write-back is of whole volumes: say how many bytes one has, the largest of the trace";
+            let must = "write-back is of whole volumes: say how many bytes one has, the largest of the trace";
             return Err(("volume", "not stated".to_owned(), must.to_owned()));
         }
         let usual = ByteSize((spec.flash.0 / defaults::LOG_PART).min(defaults::LOG_MOST.0));
@@ -105,7 +106,7 @@ impl Stated {
 /// How old what is dirty is, and how often the bound is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Ages {
-    /// Nanoseconds times age in nanoseconds of the oldest dirty write, over 10⁹: its integral over time.
+    /// Age of the oldest dirty write, its integral over time, seconds².
     pub age: f64,
     /// The oldest that a dirty write has become.
     pub oldest: Nanos,
@@ -219,6 +220,7 @@ impl Back {
     }
 
     /// Whether nothing is dirty or on its way.
+    #[cfg(test)]
     pub(super) fn is_clean(&self) -> bool {
         let log = self.log.borrow();
         log.attached().all(|attachment| log.is_clean(attachment))

@@ -255,7 +255,8 @@ impl Block {
             return Ok(defaults::WRITE);
         }
         self.write.parse().map_err(|_| {
-            let must = format!("choose {}, or {FORM}", WriteMode::ALL.map(WriteMode::as_str).join(", "));
+            let must =
+                format!("choose {}, or {FORM}", WriteMode::ALL.map(WriteMode::as_str).join(", "));
             ("write", format!("'{}'", self.write), must)
         })
     }

@@ -105,7 +105,9 @@ impl StoreModel {
         let t = &self.timing;
         match self.spec.kind {
             // All disks at once.
-            StoreKind::Disk => now + micros(self.spec.flush_us.unwrap_or(self.spec.disk_ms * 1000.0)),
+            StoreKind::Disk => {
+                now + micros(self.spec.flush_us.unwrap_or(self.spec.disk_ms * 1000.0))
+            }
             StoreKind::Filer => {
                 let packet = micros(t.network_packet_us);
                 let span = micros(self.spec.flush_us.unwrap_or(self.spec.write_us));

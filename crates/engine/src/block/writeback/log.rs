@@ -610,7 +610,8 @@ impl<B: Clone> WriteLog<B> {
                 .answerable(written)
                 .and_then(|logged| volume.due(now, u64::from(logged.room)));
             // A period that is over without anything to destage ends when there is.
-            let destage = volume.destager.wakes().filter(|at| !volume.destager.is_idle() || *at > now);
+            let destage =
+                volume.destager.wakes().filter(|at| !volume.destager.is_idle() || *at > now);
             answer.into_iter().chain(destage).min()
         };
         flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
