@@ -501,7 +501,7 @@ class Chain:
         found = [(b, rot, (p, i)) for p, seg in enumerate(s.medium) for i, (b, w, rot) in enumerate(seg) if b and rot != 'header']
         main = [f for f in found if f[0].volume is None]
         fronts = [f[0] for f in main if f[0].front is not None and not f[1]]
-        oldest = max([b.oldest for b in fronts], default=(0, 1))
+        oldest = max(fronts, key=lambda b: (b.run, b.no), default=Batch(oldest=(0, 1))).oldest
         front = {v: max([(b.front[v][0], b.run, b.no, b.front[v][2]) for b in fronts if v in b.front and b.front[v][3] == s.number[v]], key=lambda x: x[:3], default=None) for v in range(VOLUMES)}
         chain, first = s.batches(main, oldest)
         records, holes, link, n = {}, [], None, first

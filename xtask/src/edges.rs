@@ -35,7 +35,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cache", &["base", "policy", "format", "engine", "trace", "runtime", "volume"]),
     ("kv", &["base", "policy", "engine", "runtime", "cache", "net", "settings"]),
     ("nbd", &["base", "runtime"]),
-    ("volume", &["base", "runtime", "nbd"]),
+    ("volume", &["base", "format", "runtime", "nbd"]),
     ("block", &["base", "policy", "format", "engine", "runtime", "net", "nbd", "volume", "cache"]),
     ("replay", &["base", "format", "engine", "runtime", "trace", "nbd", "volume"]),
     (

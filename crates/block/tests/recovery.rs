@@ -124,6 +124,7 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
         bytes: groups * u64::from(GROUP_LINES) * u64::from(layout.line),
         state: VolumeState::Detached,
         identity: [1; 64],
+        write_back: None,
     });
     (sb.snapshot, sb.sequence, sb.epoch) = (true, sb.sequence + 1, 1);
     file.write_all_at(&sb.encode(), (sb.copy() * COPY_BYTES) as u64).unwrap();
@@ -143,6 +144,7 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
     let (path, layout) = image(dir.path(), placement, bytes);
     let config = CacheConfig {
         back: std::collections::BTreeMap::new(),
+        back_by_default: None,
         markers: std::collections::BTreeMap::new(),
         write: WriteMode::WriteThrough,
         replacement: Replacement::Lru,

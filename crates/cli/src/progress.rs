@@ -16,7 +16,7 @@ const KNOWN: (f64, Duration) = (0.01, Duration::from_secs(1));
 
 /// The time left at the mean rate so far, in words; nothing while too little is known. A mean, since work is reported in
 /// pieces: between two of them a rate of the last moments falls towards zero.
-fn time_left(share: f64, elapsed: Duration) -> String {
+pub(crate) fn time_left(share: f64, elapsed: Duration) -> String {
     if share < KNOWN.0 || elapsed < KNOWN.1 {
         return String::new();
     }
@@ -49,7 +49,7 @@ pub(crate) fn bar(total: u64) -> ProgressBar {
 }
 
 /// Whoever waits for so long is told what for.
-const SILENT: Duration = Duration::from_secs(2);
+pub(crate) const SILENT: Duration = Duration::from_secs(2);
 
 /// Says on standard error, where that is no terminal, what a command waits for once that takes long, and says it again when
 /// that has changed.

@@ -100,7 +100,9 @@ pub(crate) fn switch(flag: &Arg, wanted: bool) -> Option<String> {
 /// Flags that may be given several times with a NAME before the value: in the file, also a table.
 pub(crate) fn is_named(flag: &Arg) -> bool {
     matches!(flag.get_action(), ArgAction::Append)
-        && flag.get_value_names().is_some_and(|n| n.iter().any(|n| n.starts_with("NAME=")))
+        && flag.get_value_names().is_some_and(|names| {
+            names.iter().any(|n| n.starts_with("NAME=") || n.starts_with("[NAME=]"))
+        })
 }
 
 /// What clap says, in one line.

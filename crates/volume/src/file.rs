@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use super::change_markers::{self, Notes};
 use super::device_name::lasting_name;
 use super::emulation::Steps;
 use super::identity::FOREIGN;
+use super::marker::Image;
 use super::pages::{Pages, Visitor};
 use super::syncs::{Beside, Syncs};
 use super::watch::{Found, LOOK, TICK, Watch};
@@ -45,6 +46,7 @@ const DIRECT_UNIT: u32 = 4096;
 #[derive(Debug)]
 pub struct FileBacking {
     uri: String,
+    path: PathBuf,
     about: Capabilities,
     /// Bytes: it may grow.
     size: Arc<AtomicU64>,
@@ -228,6 +230,7 @@ impl FileBacking {
         let (size, cut) = (Arc::new(AtomicU64::new(size)), Arc::new(Cut::none()));
         Ok(FileBacking {
             uri,
+            path: path.to_owned(),
             about,
             size,
             cut,
@@ -391,6 +394,11 @@ impl Backing for FileBacking {
 
     fn keep_notes(&self) -> bool {
         self.watch.notes().keep()
+    }
+
+    fn image(&self) -> Option<Image> {
+        let file = &self.handles.buffered;
+        Some(Image::new(&self.path, file, self.device, &self.watch, &self.syncs))
     }
 
     fn sessions(&self) -> usize {

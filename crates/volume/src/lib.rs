@@ -16,6 +16,7 @@
 //! | `at_path` | whether the path of an open file still leads to it |
 //! | [`watch`] | whether somebody else changes a file that is served, and what times prove |
 //! | [`emulation`] | what a store cannot do itself, done by what it can |
+//! | [`marker`] | where it is kept whether a write-back cache may hold what a store lacks |
 //! | [`rate_limited`] | lines in the log about what goes wrong again and again |
 //!
 //! A [`Backing`] is shared by all workers; each takes a [`Session`] of its own, whose descriptor it watches. A miss is
@@ -37,6 +38,7 @@ pub mod file;
 pub mod identity;
 mod ledger;
 mod looker;
+pub mod marker;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 #[cfg(feature = "object")]
@@ -215,6 +217,11 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// # Errors
     /// When it cannot be made larger from here, has become smaller, or does not say how large it is.
     fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError>;
+
+    /// The file or block device that it is, if it is one.
+    fn image(&self) -> Option<marker::Image> {
+        None
+    }
 
     /// A worker's own way to it.
     ///

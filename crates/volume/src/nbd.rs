@@ -46,6 +46,8 @@ use connection_pool::Hub;
 use larder_nbd::client::Negotiated;
 use larder_nbd::wire::transmission;
 use link::{Link, News};
+#[cfg(test)]
+pub(crate) use tests::{Manner, Server, locked};
 
 /// Connections of one session, where the server takes several.
 const LINKS: usize = 2;

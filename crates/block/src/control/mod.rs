@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
+//! | `back` | volumes that write back |
 //! | [`protocol`] | requests and answers, one JSON value a line |
 //! | `select` | what is cached always or never |
 //! | `socket` | the socket, of mode 0600, and a thread for each of its few connections |
@@ -10,6 +11,7 @@
 //! | `waiting` | volumes whose store was not there at the start |
 //! | [`http`] | the live page and `/metrics` |
 
+mod back;
 pub mod client;
 mod counters;
 pub mod http;
@@ -30,11 +32,12 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::backing::{Backing, BackingError, Uri};
+use crate::cache::back::BackWish;
 use crate::cache::{CacheError, CheckWish, Core, Detaching, One, Prefetching, named};
 use crate::cache::{Volume, Volumes};
 use crate::served::Face;
 use crate::server::Counters;
-use protocol::{Progress, Refusal, Request};
+use protocol::{Progress, Refusal, Request, WriteBack};
 pub use socket::ControlServer;
 use status::{
     CacheStatus, ConnectionStatus, FileSystem, FlashStatus, LatencyStatus, ProcessorTime,
@@ -179,9 +182,10 @@ impl Control {
     pub(crate) fn perform(&self, request: Request, go_on: GoOn<'_>) -> Result<Value, Refusal> {
         match request {
             Request::Status {} => Ok(json!(self.status())),
-            Request::Attach { volume, uri, read_only, trust_unchanged } => {
-                self.attach(&volume, &uri, (read_only, trust_unchanged), go_on)
+            Request::Attach { volume, uri, read_only, trust_unchanged, back } => {
+                self.attach(&volume, &uri, (read_only, trust_unchanged), &back, go_on)
             }
+            Request::Flush { volume } => self.flush(volume.as_deref(), go_on),
             Request::Detach { volume, disconnect, seconds } => {
                 let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
                 self.detach(&volume, disconnect, timeout, go_on)
@@ -245,10 +249,20 @@ impl Control {
         name: &str,
         uri: &str,
         (read_only, trust): (bool, bool),
+        back: &WriteBack,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
+        let mut wish = back::wish(&self.cache, name, back)?;
+        if read_only {
+            if back.write.is_some() {
+                return Err(usage(format!(
+                    "volume '{name}' is only read and writes nothing back: leave out --read-only or --write"
+                )));
+            }
+            wish.back = None;
+        }
         let _one = self.take(name, go_on)?;
         if self.volumes.find(name).is_some() && !name.is_empty() {
             return Err(refused(format!(
@@ -264,7 +278,7 @@ impl Control {
         // Before notes about the store are opened there.
         self.cache.check_state_dir(name)?;
         let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
-        let attached = self.attach_store(name, store, trust)?;
+        let attached = self.attach_store(name, store, trust, &wish)?;
         self.forget_waiting(name);
         Ok(attached)
     }
@@ -275,6 +289,7 @@ impl Control {
         name: &str,
         store: Box<dyn Backing>,
         trust: bool,
+        wish: &BackWish,
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri = store.uri().to_owned();
@@ -283,7 +298,7 @@ impl Control {
         // The same store may be about to come as another volume, or to go.
         let _store = self.cache.changing().store(volume.backing().place());
         let alike = self.volumes.expect(&volume).map_err(|e| refused(e.to_string()))?;
-        let warm = self.cache.attach(&volume, trust)?;
+        let warm = self.cache.attach_as(&volume, trust, wish)?;
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
         let how = match &warm {
             Ok(()) => "warm".to_owned(),
@@ -300,6 +315,7 @@ impl Control {
             "read_only": volume.capabilities().read_only,
             "warm": warm.is_ok(),
             "why_cold": warm.err(),
+            "write": self.cache.back_status(name).map(|back| back.config.to_string()),
         }))
     }
 
@@ -332,14 +348,15 @@ impl Control {
                 refused(format!("volume '{name}' is being detached already"))
             }));
         };
-        let mut regions = 0;
+        let (mut regions, mut dirty) = (0, 0);
         let (mut waiting, mut too_long) = (None, false);
         let mut hear = |how: Detaching| {
             // Clients may take their time, unless they were told to go.
             let hurry = match how {
                 Detaching::Clients(_) => disconnect,
                 Detaching::Draining => true,
-                Detaching::Durable(_) => false,
+                // Its store takes its time: that is told, and whoever waits decides.
+                Detaching::Dirty(_) | Detaching::Durable(_) => false,
             };
             if hurry {
                 let begun: Instant = *waiting.get_or_insert_with(Instant::now);
@@ -359,6 +376,14 @@ impl Control {
                     },
                     Detaching::Draining => {
                         Progress { what: "operations end".into(), ..Progress::default() }
+                    }
+                    Detaching::Dirty(left) => {
+                        dirty = dirty.max(left);
+                        Progress {
+                            what: format!("{} still to be destaged", ByteSize(left)),
+                            done: dirty - left,
+                            total: dirty,
+                        }
                     }
                     Detaching::Durable(left) => {
                         regions = regions.max(left);
@@ -554,6 +579,9 @@ impl Control {
                 let last = v.store.last_failure.as_deref().unwrap_or("nothing said why");
                 alarms.push(format!("volume '{}': its store fails: {last}", v.name));
             }
+            if let Some(back) = &v.write_back {
+                alarms.extend(back::alarms(&v.name, back));
+            }
         }
         alarms.extend(cache.state_dir_trouble());
         if cache.is_unlinked() {
@@ -690,6 +718,7 @@ impl Control {
         status.rule = rule.as_str().to_owned();
         status.selected = selected;
         status.verdicts = named(&attached.verdicts());
+        status.write_back = self.cache.back_status(&attached.name).map(|back| back::shown(&back));
         status
     }
 }

@@ -35,6 +35,15 @@ pub enum Request {
         /// Its store, which cannot tell, was not changed by others since it was detached.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         trust_unchanged: bool,
+        /// Whether it writes back, and how. A daemon that knows no write-back refuses what says anything here.
+        #[serde(default, skip_serializing_if = "WriteBack::is_silent")]
+        back: WriteBack,
+    },
+    /// All that is dirty is to come to the stores.
+    Flush {
+        /// Only of this volume.
+        #[serde(default)]
+        volume: Option<String>,
     },
     /// A volume whose store has grown, or is to grow, is to have its size.
     Resize {
@@ -120,6 +129,31 @@ pub enum Request {
         /// Byte of the volume.
         offset: u64,
     },
+}
+
+/// What is said of a volume that may write back. What is not said is as the daemon was started with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WriteBack {
+    /// How: `back:ordered` and its like.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<String>,
+    /// Bytes of the write log that it may hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_max: Option<u64>,
+    /// Where its marker is: a path from the root, or a URI.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub marker: Option<String>,
+    /// It has none.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub no_marker: bool,
+}
+
+impl WriteBack {
+    /// Nothing is said.
+    fn is_silent(&self) -> bool {
+        *self == WriteBack::default()
+    }
 }
 
 /// How far something is.
@@ -209,7 +243,15 @@ mod tests {
                 uri: "file:/x".into(),
                 read_only: true,
                 trust_unchanged: true,
+                back: WriteBack {
+                    write: Some("back:ordered".into()),
+                    dirty_max: Some(1 << 30),
+                    marker: Some("/m".into()),
+                    no_marker: true,
+                },
             },
+            Request::Flush { volume: None },
+            Request::Flush { volume: Some("a".into()) },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
             Request::Detach { volume: "ä".into(), disconnect: true, seconds: Some(7) },
             Request::Explain { volume: "a".into(), offset: u64::MAX },
@@ -239,6 +281,14 @@ mod tests {
         {
             assert!(parse(wrong.as_bytes()).unwrap_err().usage, "{wrong}");
         }
+    }
+
+    /// Who knows nothing of write-back says and hears what it always did.
+    #[test]
+    fn an_attach_of_former_versions_is_understood_and_sent() {
+        let text = r#"{"do":"attach","volume":"a","uri":"file:/x","read_only":true}"#;
+        let request = parse(text.as_bytes()).unwrap();
+        assert_eq!(serde_json::to_string(&request).unwrap(), text);
     }
 
     #[test]

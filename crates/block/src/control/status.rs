@@ -214,8 +214,48 @@ pub struct VolumeStatus {
     pub selected: u64,
     /// Verdicts on its requests.
     pub verdicts: Counts,
+    /// How it writes back; `None`: it writes through.
+    pub write_back: Option<BackVolume>,
     /// Its store.
     pub store: StoreStatus,
+}
+
+/// A volume that writes back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackVolume {
+    /// As `--write` says it: `back:ordered`.
+    pub mode: String,
+    /// In which order the store gets what was written: `any` or `ordered`.
+    pub order: String,
+    /// Bytes that are dirty, each counted once.
+    pub dirty_bytes: u64,
+    /// Bytes of the write log that it holds: dirty ones, those that were overwritten since, headers and padding.
+    pub held_bytes: u64,
+    /// Bytes of the write log that it may hold.
+    pub bound_bytes: u64,
+    /// Age of the oldest dirty write, seconds.
+    pub oldest_seconds: Option<f64>,
+    /// Bytes of the write log a second that are destaged, as measured last.
+    pub destage_bytes_per_second: f64,
+    /// At that rate, until nothing is dirty; `None` while nothing is destaged.
+    pub seconds_left: Option<f64>,
+    /// Bytes of the write log that were destaged so far.
+    pub destaged_bytes: u64,
+    /// The generation of the volume: it rises with each attach.
+    pub generation: u64,
+    /// Failures of the store, or its flush, since destaging worked last.
+    pub failures: u64,
+    /// Why nothing is logged any more, if so.
+    pub closed: Option<String>,
+    /// All writes up to this one are durable in the store.
+    pub frontier: u64,
+    /// All up to this one are answered.
+    pub acknowledged: u64,
+    /// All up to this one are covered by an answered flush.
+    pub promised: u64,
+    /// The last.
+    pub last: u64,
 }
 
 /// A file system that was recognised.

@@ -158,7 +158,11 @@ impl Control {
                 return;
             }
             let attached = match opened {
-                Ok(store) => self.attach_store(name, store, false).map_err(|e| e.message),
+                Ok(store) => {
+                    let mut wish = self.cache.config().wish_of(name);
+                    wish.back = wish.back.filter(|_| !absent.read_only);
+                    self.attach_store(name, store, false, &wish).map_err(|e| e.message)
+                }
                 Err(error) => Err(error),
             };
             match attached {

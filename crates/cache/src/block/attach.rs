@@ -12,7 +12,7 @@ use larder_engine::block::volumes::Found;
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
-use super::back::{BackConfig, MarkerAt};
+use super::back::BackWish;
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::steps::At;
@@ -48,18 +48,19 @@ impl Core {
         volume: &Arc<Volume>,
         trust: bool,
     ) -> Result<Result<(), String>, CacheError> {
-        self.attach_back(volume, trust, None)
+        let marker = self.config.wish_of(volume.name()).marker;
+        self.attach_as(volume, trust, &BackWish { back: None, marker })
     }
 
-    /// The same of a volume that writes back, and where its marker is.
+    /// The same of a volume that may write back, and where its marker is.
     ///
     /// # Errors
     /// As [`Core::attach`], and when its marker forbids it.
-    pub fn attach_back(
+    pub fn attach_as(
         &self,
         volume: &Arc<Volume>,
         trust: bool,
-        back: Option<(BackConfig, MarkerAt)>,
+        wish: &BackWish,
     ) -> Result<Result<(), String>, CacheError> {
         let name = volume.name().to_owned();
         if self.volume(&name).is_some() {
@@ -71,7 +72,7 @@ impl Core {
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
             if let Some(taken_up) = self.take_up(volume, &comer)? {
-                if let Err(error) = self.begin_back(&name, back.clone()) {
+                if let Err(error) = self.begin_back(&name, wish) {
                     self.detach(&name, true, &mut |_| true)?;
                     return Err(error);
                 }

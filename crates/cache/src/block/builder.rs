@@ -1,5 +1,6 @@
 //! How a [`Cache`] is opened.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,6 +14,7 @@ use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::RingChoice;
 use larder_volume::{Backing, OpenOptions, Uri, open_with};
 
+use super::back::{BackConfig, MarkerAt};
 use super::cache::Cache;
 use super::open::{self, CacheConfig, CacheError, FormatConfig, layout_of};
 use super::workers::Workers;
@@ -38,6 +40,8 @@ pub struct Builder {
     readahead: ByteSize,
     shares: Vec<(String, Share)>,
     budget: WriteBudgetConfig,
+    back: BTreeMap<String, BackConfig>,
+    markers: BTreeMap<String, MarkerAt>,
     trust_unchanged: bool,
     threads: usize,
     queues: usize,
@@ -72,6 +76,8 @@ impl Builder {
             readahead: defaults::READAHEAD,
             shares: Vec::new(),
             budget: WriteBudgetConfig::default(),
+            back: BTreeMap::new(),
+            markers: BTreeMap::new(),
             trust_unchanged: false,
             threads: defaults::WORKERS,
             queues: QUEUES,
@@ -126,6 +132,27 @@ impl Builder {
     #[must_use]
     pub fn volume_over(mut self, name: &str, store: Box<dyn Backing>) -> Builder {
         self.volumes.push((name.to_owned(), Store::Open(store)));
+        self
+    }
+
+    /// The cache is formatted with a write log of so many bytes, for volumes that write back.
+    #[must_use]
+    pub fn write_log(mut self, bytes: ByteSize) -> Builder {
+        self.format.write_log = Some(bytes);
+        self
+    }
+
+    /// This volume writes back: what is written to it is answered when it is on the cache's flash, and comes to its store later.
+    #[must_use]
+    pub fn write_back(mut self, volume: &str, back: BackConfig) -> Builder {
+        self.back.insert(volume.to_owned(), back);
+        self
+    }
+
+    /// Where the marker of a volume is, if not beside its store.
+    #[must_use]
+    pub fn marker(mut self, volume: &str, at: MarkerAt) -> Builder {
+        self.markers.insert(volume.to_owned(), at);
         self
     }
 
@@ -255,6 +282,7 @@ impl Builder {
         (config.fill_memory, config.readahead) = (self.fill_memory, self.readahead);
         (config.queues, config.trust_unchanged) = (self.queues, self.trust_unchanged);
         (config.rules.shares, config.rules.budget) = (self.shares, self.budget);
+        (config.back, config.markers) = (self.back, self.markers);
         let (all, threads) = (volumes.all(), self.threads);
         let running = match threads {
             0 => open::open_by_hand(&path, config, &all, ByHand::Clock)?,

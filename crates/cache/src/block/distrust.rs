@@ -92,13 +92,25 @@ impl Core {
         if changes == volume.accounted.load(Ordering::Relaxed) {
             return;
         }
+        // Who does not answer is asked again another time.
+        let _ = self.distrust(volume, changes);
+    }
+
+    /// Drops all lines of a volume: its store was changed by others, so often as far as is known.
+    ///
+    /// # Errors
+    /// When that could not be done.
+    pub(super) fn distrust(&self, volume: &Attached, changes: u64) -> Result<(), CacheError> {
         let base = volume.base();
         let (id, shards) = self.next_operation();
         let mut operation = Operation::changed(id, shards, self.lines_of(base, volume.bytes()));
         let of = Distrusted { volume, base, changes };
         let mut io = At { core: self, of, go_on: &mut |_| self.goes_on(volume) };
-        // Who does not answer is asked again another time.
-        let _ = self.carry_over(&mut operation, &mut io, Operation::changed_step);
+        let done = self.carry_over(&mut operation, &mut io, Operation::changed_step)?;
+        done.map_err(|_| CacheError::Volume {
+            name: volume.name.clone(),
+            reason: "requests for its lines do not end: try again".to_owned(),
+        })
     }
 
     /// If a volume's store may have lost writes that it had answered, drops the lines that may hold them: of all regions that were

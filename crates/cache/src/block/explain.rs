@@ -32,6 +32,8 @@ pub struct Explanation {
     pub device_offset: Option<u64>,
     /// Seconds since it was filled, if that is remembered (the last 16,384 fills are).
     pub cached_for_seconds: Option<f64>,
+    /// What of it is dirty, of a volume that writes back; none of one that writes through.
+    pub dirty: Option<DirtyOf>,
     /// What it holds: data, metadata, journal or unknown.
     pub kind: String,
     /// What is selected there.
@@ -44,6 +46,16 @@ pub struct Explanation {
     pub budget: String,
     /// Verdicts on the volume's requests so far: admitted, and rejected by reason.
     pub verdicts: BTreeMap<String, u64>,
+}
+
+/// What of a line its store does not have yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirtyOf {
+    /// Bytes of it that are in the write log alone; 0: the store has all of it.
+    pub bytes: u64,
+    /// Seconds since the oldest write that shows there was logged, or was found by this run's start.
+    pub for_seconds: Option<f64>,
 }
 
 /// The line that was asked about.
@@ -165,6 +177,13 @@ impl Core {
             }
             _ => "none".to_owned(),
         };
+        let dirty = volume.attachment().zip(self.back.get()).map(|(attachment, back)| {
+            let found = back.log().dirty_since(attachment, start..start + bytes);
+            found.map_or_else(DirtyOf::default, |(bytes, since)| DirtyOf {
+                bytes,
+                for_seconds: Some(self.now().saturating_sub(since).as_secs_f64()),
+            })
+        });
         let filled = node_limits.filled_at(line).filter(|_| slot.is_some());
         Ok(Explanation {
             volume: name.to_owned(),
@@ -174,6 +193,7 @@ impl Core {
             slot: slot.map(|s| SlotOf { shard, slot: s.0 }),
             device_offset: slot.map(|s| self.layout.slot_at(shard, s.0)),
             cached_for_seconds: filled.map(|at| self.now().saturating_sub(at).as_secs_f64()),
+            dirty,
             kind: kind_name(kind).to_owned(),
             selection,
             admission,

@@ -99,7 +99,9 @@ impl AllRounds for Turning<'_> {
     }
 
     fn due(&mut self) -> Option<Nanos> {
-        free(&self.hand.log, |log| log.as_ref().map(LogThread::due)).flatten()
+        let map = free(&self.hand.log, |log| log.as_ref().map(LogThread::due)).flatten();
+        let written = self.core.back.get().and_then(|back| back.log().wakes(self.core.now()));
+        map.into_iter().chain(written).min()
     }
 }
 

@@ -10,11 +10,13 @@ use larder_engine::block::node::start::Found;
 use larder_engine::block::{
     FoundPage, GROUP_LINES, IoFailed, LineId, LogIo, SlotId, Sum, read_table,
 };
-use larder_format::block::superblock::COPY_BYTES;
+use larder_format::block::superblock::{COPY_BYTES, HoldsState};
 use larder_format::block::{BlockSuperblock, BlockSuperblockError, VolumeState};
 use larder_runtime::{AlignedBuf, Device, DeviceOptions, FlashDevice};
 use serde::{Deserialize, Serialize};
 
+use super::back::offline::{self, DirtyReport};
+use super::back::order_words;
 use super::check::CheckFault;
 use super::open::{CacheError, open_device, read_superblock};
 
@@ -35,6 +37,20 @@ pub struct InspectedVolume {
     pub detached: bool,
     /// Its lines in the durable map.
     pub lines: u64,
+    /// What the write log has to do with it.
+    pub write_back: Option<InspectedBack>,
+}
+
+/// What a device says of a volume that wrote back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InspectedBack {
+    /// The write log may hold what its store lacks.
+    pub dirty: bool,
+    /// In which order the store gets what was written: `any`, `ordered` or `ordered,grain=completion`.
+    pub order: String,
+    /// Its generation.
+    pub generation: u64,
 }
 
 /// What was found on a device.
@@ -61,6 +77,8 @@ pub struct Inspection {
     pub intent_pages_damaged: u64,
     /// The log is shorter than it is known to have been: pages of it are damaged, and the next start is cold.
     pub log_gap: bool,
+    /// Bytes of the write log; `None`: there is none.
+    pub write_log_bytes: Option<u64>,
     /// Records of the log.
     pub records: u64,
     /// Regions that were being written to.
@@ -79,6 +97,8 @@ pub struct Inspection {
     pub volumes: Vec<InspectedVolume>,
     /// The first faults of lines.
     pub faults: Vec<CheckFault>,
+    /// The dirty data in the write log; none where every store has everything.
+    pub dirty_data: Option<DirtyReport>,
     /// It was not looked at to the end.
     pub interrupted: bool,
     /// Seconds that it took.
@@ -94,6 +114,7 @@ impl Inspection {
             + u64::from(self.log_gap)
             + self.corrupt
             + self.unreadable
+            + self.dirty_data.as_ref().map_or(0, |log| log.faulty)
     }
 }
 
@@ -121,7 +142,7 @@ impl LogIo for ReadOnly<'_> {
     }
 }
 
-/// Looks at the device at `path`. `go_on` hears how many slots of how many were looked at, and may say no.
+/// Looks at the device at `path`. `go_on` hears how many slots, and lines' worth of dirty data, of how many were looked at, and may say no.
 ///
 /// # Errors
 /// When it is in use, is no cache, or is one that this version does not know: then nothing can be said about its lines.
@@ -140,6 +161,7 @@ pub fn inspect(
         placement: layout.placement().to_string(),
         slots: layout.capacity(),
         clean: sb.is_clean(),
+        write_log_bytes: sb.write_log.map(|log| log.bytes()),
         superblocks_damaged: damaged_copies(&device)?,
         ..Inspection::default()
     };
@@ -151,6 +173,13 @@ pub fn inspect(
             bytes: v.bytes,
             detached: v.state == VolumeState::Detached,
             lines: 0,
+            write_back: v.write_back.filter(|w| w.holds != HoldsState::Nothing).map(|w| {
+                InspectedBack {
+                    dirty: w.holds.may_be_dirty(),
+                    order: order_words(w.order).to_owned(),
+                    generation: w.generation,
+                }
+            }),
         })
         .collect();
     let durable = Found::of(&sb, &mut ReadOnly(&device)).map_err(unreadable)?;
@@ -159,7 +188,22 @@ pub fn inspect(
     found.intent_pages_damaged = durable.intents_damaged;
     found.regions_marked = durable.regions_set();
     found.log_gap = !durable.is_whole;
-    let step = (BATCH / u64::from(layout.line)).max(1) as u32;
+    // Dirty data is nowhere else: it comes first.
+    let line = u64::from(layout.line);
+    let mut dirty = 0;
+    let mut in_lines = |done: u64, all: u64| {
+        dirty = all / line;
+        go_on(done / line, dirty + layout.slots())
+    };
+    found.dirty_data = offline::look(&device, &sb, &mut in_lines);
+    found.interrupted = found.dirty_data.as_ref().is_some_and(|log| log.interrupted);
+    let mut slots = |done: u64, all: u64| go_on(dirty + done, dirty + all);
+    let go_on = &mut slots;
+    if found.interrupted {
+        found.seconds = begun.elapsed().as_secs_f64();
+        return Ok(found);
+    }
+    let step = (BATCH / line).max(1) as u32;
     if layout.is_sparse() {
         look_at_table(&device, &sb, &durable, &mut found, go_on)?;
         found.seconds = begun.elapsed().as_secs_f64();

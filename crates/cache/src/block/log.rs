@@ -327,7 +327,7 @@ impl LogThread {
     pub(super) fn change_write_back(
         &mut self,
         name: &str,
-        new: impl FnOnce(u32) -> WrittenBack,
+        new: impl Fn(u32) -> WrittenBack,
     ) -> Option<WrittenBack> {
         self.change_volume(name, |sb, at| {
             sb.attachments += 1;
@@ -339,18 +339,18 @@ impl LogThread {
     pub(super) fn change_write_back_of(
         &mut self,
         name: &str,
-        change: impl FnOnce(WrittenBack) -> WrittenBack,
+        change: impl Fn(WrittenBack) -> WrittenBack,
     ) -> Option<WrittenBack> {
         self.change_volume(name, |sb, at| {
             let volume = &mut sb.volumes[at];
-            volume.write_back = volume.write_back.map(change);
+            volume.write_back = volume.write_back.map(&change);
         })
     }
 
     fn change_volume(
         &mut self,
         name: &str,
-        change: impl FnOnce(&mut BlockSuperblock, usize),
+        change: impl Fn(&mut BlockSuperblock, usize),
     ) -> Option<WrittenBack> {
         let (now, machine, mut shards, mut io, fx) = parts!(self);
         let changed = |sb: &mut BlockSuperblock| {

@@ -84,7 +84,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
@@ -94,7 +94,7 @@ use larder_engine::block::node::failing::{FlashError, page_slots};
 use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::Inbox;
 use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Sum};
-use larder_format::block::{BlockSuperblock, Layout};
+use larder_format::block::Layout;
 use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
@@ -107,7 +107,7 @@ pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
 pub use changing::{All, Changing, One};
 pub use check::{CheckFault, CheckReport, CheckWish};
-pub use explain::{Explanation, LineOf, SlotOf, named};
+pub use explain::{DirtyOf, Explanation, LineOf, SlotOf, named};
 pub use hand::ByHand;
 use hand::Hand;
 pub use lane::Lane;
@@ -236,6 +236,8 @@ pub struct Core {
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
     stand_in: bool,
+    /// Itself, for threads that end when it does.
+    me: OnceLock<std::sync::Weak<Core>>,
     /// Volumes that write back, where there is a write log.
     back: OnceLock<back::Back>,
     /// Volumes that are known and not attached.
@@ -297,7 +299,7 @@ impl Core {
     /// When that time is, if time runs.
     fn instant(&self, at: Nanos) -> Option<Instant> {
         match &self.time {
-            Time::Runs(start) => start.checked_add(at.into()),
+            Time::Runs(start) => start.checked_add(Duration::from_nanos(at.0)),
             Time::Given(_) => None,
         }
     }
@@ -386,7 +388,8 @@ impl Core {
         let totals = self.totals();
         let (log, regions_set) = *locked(&self.log_stats);
         let now = self.now();
-        let flash_bytes = sum.flash_lines_written * line + log.bytes;
+        let written_back = self.back.get().map_or(0, |back| back.log().bytes());
+        let flash_bytes = sum.flash_lines_written * line + log.bytes + written_back;
         let rate = flash_bytes as f64 / now.as_secs_f64().max(1.0);
         CacheStats {
             engine: sum,
@@ -466,10 +469,6 @@ impl Core {
     fn new_mailbox() -> std::io::Result<Mailbox> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Mailbox { inbox: Mutex::default(), event, changed: Condvar::new() })
-    }
-
-    fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
-        open::read_superblock(device)
     }
 }
 

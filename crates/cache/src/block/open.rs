@@ -28,7 +28,7 @@ use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without};
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
-use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES, WriteLogArea};
+use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, WriteLogArea};
 use larder_format::block::{
     BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
 };
@@ -36,7 +36,7 @@ use larder_format::{PAGE_SIZE, Signature, Uuid};
 use larder_policy::block::{BlockAdmissionConfig, BlockAdmissionError, EvictionBy, VictimPolicy};
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{
-    Device, DeviceError, Geometry, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice,
+    Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, Geometry, RingChoice,
 };
 
 use super::aside::Aside;
@@ -110,8 +110,10 @@ pub struct CacheConfig {
     pub record: Option<RecordConfig>,
     /// What has the last word over admission.
     pub rules: RulesConfig,
-    /// Volumes that write back, by name, and where their markers are.
+    /// Volumes that write back, by name.
     pub back: BTreeMap<String, BackConfig>,
+    /// How volumes write back that come later, and are not among those.
+    pub back_by_default: Option<BackConfig>,
     /// Where the marker of a volume is, of any that is not beside its store.
     pub markers: BTreeMap<String, MarkerAt>,
 }
@@ -135,6 +137,7 @@ impl CacheConfig {
             record: None,
             rules: RulesConfig::default(),
             back: BTreeMap::new(),
+            back_by_default: None,
             markers: BTreeMap::new(),
         }
     }
@@ -323,10 +326,10 @@ fn log_area(
     let Geometry { size, block } = device.geometry();
     let sector = if block <= 512 { 512 } else { 4096 };
     let name = device.name();
-    let area = WriteLogArea::of(layout.device, bytes, sector).map_err(|e| no_log(&name, &e))?;
+    let area = WriteLogArea::of(layout.device, bytes, sector).map_err(|e| no_log(name, &e))?;
     if area.end() > size {
         let reason = format!("it would end at byte {}, and the device has {size}", area.end());
-        return Err(no_log(&name, &reason));
+        return Err(no_log(name, &reason));
     }
     Ok(Some(area))
 }
@@ -446,6 +449,14 @@ pub fn layout_of(path: &Path) -> Result<Layout, CacheError> {
     Ok(read_superblock(&open_device(&DeviceOptions::new(path))?)?.layout)
 }
 
+/// Where the write log of the cache at `path` lies, if it has one.
+///
+/// # Errors
+/// As [`layout_of`].
+pub fn write_log_of(path: &Path) -> Result<Option<WriteLogArea>, CacheError> {
+    Ok(read_superblock(&open_device(&DeviceOptions::new(path))?)?.write_log)
+}
+
 /// Opens what must have been formatted.
 pub(super) fn open_device(options: &DeviceOptions) -> Result<FlashDevice, CacheError> {
     let no_cache = |device: &str, reason: String| {
@@ -481,6 +492,15 @@ pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, C
         BlockSuperblockError::None => not_a_cache(path),
         source => CacheError::Superblock { path, source },
     })
+}
+
+/// The same, of a device that is to be served: one with a write log is refused, and left alone.
+pub(super) fn superblock_to_serve(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
+    let sb = read_superblock(device)?;
+    match sb.check_written_through() {
+        Ok(()) => Ok(sb),
+        Err(source) => Err(CacheError::Superblock { path: device.name().to_string(), source }),
+    }
 }
 
 /// What was never formatted may hold somebody's data: nobody is told to format it.
@@ -538,7 +558,7 @@ fn open_as(
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
     }
-    let sb = Core::superblock_of(&device)?;
+    let sb = read_superblock(&device)?;
     // One that was formatted by an earlier version has room for its map from now on.
     if !sb.layout.is_sparse()
         && let Err(error) = device.allocate(sb.layout.data)
@@ -782,10 +802,12 @@ pub(super) fn begin(config: CacheConfig, begun: Begun) -> Result<Running, CacheE
         changing: Changing::default(),
         region,
         stand_in,
+        me: OnceLock::new(),
         back: OnceLock::new(),
         aside: Mutex::new(Aside::of(&superblock, &[])),
         config,
     });
+    let _ = cache.me.set(Arc::downgrade(&cache));
     let log = log.map(|mut log| {
         cache.begin_recording(&mut log);
         log
@@ -838,8 +860,8 @@ pub(super) fn cannot_come(NoPlace { name, bytes, why }: &NoPlace) -> CacheError 
             "it has {bytes} bytes but had {had} when it was last attached: restore its size, attach it under another name, or \
              forget what was (`larder block drop`)"
         ),
-        CannotCome::TooMany => format!(
-            "the cache knows {MAX_VOLUMES} volumes already: `larder block drop` forgets one that is not attached"
+        CannotCome::TooMany(most) => format!(
+            "the cache knows {most} volumes already: `larder block drop` forgets one that is not attached"
         ),
         CannotCome::NoRoom => format!(
             "{bytes} bytes do not fit in the line space of this cache: `larder block drop` forgets volumes that are not attached"

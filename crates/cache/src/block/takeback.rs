@@ -17,7 +17,7 @@ use larder_format::block::BlockSuperblock;
 
 use super::log::LogThread;
 use super::notes::forget_given_up;
-use super::open::{CacheError, random, read_superblock};
+use super::open::{CacheError, random, superblock_to_serve};
 use super::shard::Out;
 use super::{Core, locked};
 
@@ -122,7 +122,7 @@ struct Empty<'a> {
 
 impl Anew for Empty<'_> {
     fn found(&mut self) -> Result<BlockSuperblock, String> {
-        read_superblock(&self.cache.device).map_err(|e| e.to_string())
+        superblock_to_serve(&self.cache.device).map_err(|e| e.to_string())
     }
 
     fn is_idle(&mut self, shard: u32) -> bool {

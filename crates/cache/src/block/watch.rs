@@ -16,6 +16,8 @@ use larder_volume::{Alone, watch};
 use super::attached::Attached;
 use super::{Core, locked};
 
+/// A marker says how far the store of its volume is, as of so long ago at most.
+const MARKER: Nanos = Nanos::from_secs(10);
 /// For one read of a store.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -23,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct Watch {
     next_look: Nanos,
+    next_marker: Nanos,
     session: Option<Alone>,
 }
 
@@ -37,6 +40,10 @@ impl Watch {
                 volume.volume().backing().look_at_place();
                 self.next_look = cache.now() + Nanos(watch::LOOK.as_nanos() as u64);
             }
+        }
+        if cache.now() >= self.next_marker {
+            cache.refresh_marker(volume);
+            self.next_marker = cache.now() + MARKER;
         }
         self.meet_wishes(cache, volume);
     }

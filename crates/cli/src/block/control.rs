@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::cache::{Explanation, SlotOf};
@@ -12,6 +12,7 @@ use larder_block::control::status::{Counts, FaceStatus, Status, VolumeStatus};
 use larder_runtime::latency::Percentiles;
 use serde_json::Value;
 
+use super::flush::{self, BackArgs};
 use crate::error::CliError;
 use crate::progress;
 use crate::table::Columns;
@@ -52,14 +53,20 @@ impl Daemon {
         };
         let mut bar = None;
         let waiting = progress::Waiting::begin("the daemon has not answered yet");
+        let begun = Instant::now();
         let mut show = |p: &Progress| {
             // (Word that it has begun says nothing else.)
             if *p == Progress::default() {
                 return;
             }
-            // (Where there is something to count, the bar's lines say how far it is.)
+            // Where there is something to count, the bar's lines say how far it is, but the first time.
             if p.total == 0 && !p.what.is_empty() {
                 waiting.hear(&p.what);
+            } else if begun.elapsed() < progress::SILENT {
+                let share = p.done as f64 / p.total.max(1) as f64;
+                let left = progress::time_left(share, begun.elapsed());
+                let comma = if left.is_empty() { "" } else { ", " };
+                waiting.hear(&format!("{}{comma}{left}", p.what));
             }
             let bar = bar.get_or_insert_with(|| progress::bar(p.total.max(1)));
             bar.set_length(p.total.max(1));
@@ -135,6 +142,8 @@ pub(crate) struct AttachArgs {
     #[arg(long)]
     trust_unchanged: bool,
     #[command(flatten)]
+    back: BackArgs,
+    #[command(flatten)]
     daemon: Daemon,
 }
 
@@ -203,18 +212,20 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
         uri: from_here(uri)?,
         read_only: args.read_only,
         trust_unchanged: args.trust_unchanged,
+        back: args.back.said()?,
     };
     args.daemon.print(&request, |answer| {
         let bytes = ByteSize(answer["bytes"].as_u64().unwrap_or(0));
+        let back = answer["write"].as_str().map_or_else(String::new, |mode| format!(", {mode}"));
         Ok(match answer["why_cold"].as_str() {
-            None => format!("{volume}: {bytes}, warm: what was cached of it is used"),
-            Some(why) => format!("{volume}: {bytes}, cold: {why}"),
+            None => format!("{volume}: {bytes}{back}, warm: what was cached of it is used"),
+            Some(why) => format!("{volume}: {bytes}{back}, cold: {why}"),
         })
     })
 }
 
 /// The daemon may run in another directory: a relative path is meant from this one.
-fn from_here(uri: &str) -> Result<String, CliError> {
+pub(super) fn from_here(uri: &str) -> Result<String, CliError> {
     let Some(path) = uri.strip_prefix("file:").filter(|p| !p.is_empty() && !p.starts_with('/'))
     else {
         return Ok(uri.to_owned());
@@ -308,6 +319,16 @@ fn explanation_text(e: &Explanation) -> String {
         }
         _ => ("cached", "no".to_owned()),
     });
+    if let Some(dirty) = &e.dirty {
+        let since = dirty.for_seconds.map_or_else(String::new, |s| format!(" for {}", duration(s)));
+        let said = match dirty.bytes {
+            0 => "no: its store has all of it".to_owned(),
+            n => {
+                format!("{} of it{since}: they are in the write log, not in its store", ByteSize(n))
+            }
+        };
+        rows.push(("dirty", said));
+    }
     rows.push(("holds", e.kind.clone()));
     rows.push(("selected", e.selection.clone()));
     rows.push(("a read that misses", e.admission.clone()));
@@ -354,7 +375,7 @@ fn folded(rows: &[(&str, String)], columns: Option<usize>) -> String {
     out
 }
 
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 120.0 => format!("{s:.1} s"),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),
@@ -473,6 +494,11 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
     let head = ["volume", "rule", "store", "clients", "errors"];
     out.push_str(&table(columns, &head, 3, s.volumes.iter().map(store_row)));
     out.push_str("\n\n");
+    let back: Vec<_> = s.volumes.iter().filter_map(flush::row).collect();
+    if !back.is_empty() {
+        out.push_str(&table(columns, &flush::HEAD, flush::WORDS, back.into_iter()));
+        out.push_str("\n\n");
+    }
     if !s.put_aside.is_empty() {
         out.push_str(&table(
             columns,
@@ -572,7 +598,7 @@ fn store_row(v: &VolumeStatus) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_block::control::status::StoreStatus;
+    use larder_block::control::status::{BackVolume, StoreStatus};
 
     #[test]
     fn addresses() {
@@ -607,6 +633,17 @@ mod tests {
                 since_seconds: Some(100),
                 ..StoreStatus::default()
             },
+            write_back: Some(BackVolume {
+                mode: "back:ordered,grain=completion,destage=periodic:3600".into(),
+                dirty_bytes: 123_456_789_012,
+                held_bytes: 223_456_789_012,
+                bound_bytes: 4 << 40,
+                oldest_seconds: Some(59.5),
+                destage_bytes_per_second: 123_456_789.0,
+                seconds_left: Some(1800.0),
+                generation: 17,
+                ..BackVolume::default()
+            }),
             ..VolumeStatus::default()
         };
         let mut status = Status { volumes: vec![volume("vm1"), volume("db")], ..Status::default() };

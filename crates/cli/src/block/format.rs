@@ -8,6 +8,7 @@ use larder_base::{ByteSize, UnixSecs};
 use larder_block::cache::{CacheError, FormatConfig, open};
 use larder_engine::block::node::defaults;
 use larder_format::block::Placement;
+use larder_format::block::superblock::WriteLogArea;
 use larder_runtime::DeviceError;
 
 use crate::error::CliError;
@@ -21,6 +22,8 @@ Examples:
   larder block format /dev/nvme1n1 --placement direct --line 16k --yes
   # A sparse file with 100 GiB of lines at most, before volumes of 8 TiB together:
   larder block format /flash/cache --size 100g --placement sparse:8t
+  # With a write log, for volumes that write back (docs/block.md, Write-back):
+  larder block format /flash/cache --size 100g --write-log 8g
   # Fully associative; flash is written segment by segment, in order:
   larder block format /dev/nvme1n1 --placement full --yes";
 
@@ -44,6 +47,10 @@ pub(crate) struct Args {
     /// Shards, each behind a lock of its own (1 to 64); fewer for a very small cache
     #[arg(long, value_name = "N", default_value_t = defaults::SHARDS)]
     shards: u32,
+    /// Bytes of the write log, which volumes that write back need (`larder block serve --write back:ORDER`), in segments of 8 MiB: at
+    /// least what is written while the stores cannot keep up, and 8 GiB is plenty. Lines have so much less room [default: none]
+    #[arg(long, value_name = "SIZE")]
+    write_log: Option<ByteSize>,
     /// Go on though something is on it already: that is lost
     #[arg(long)]
     yes: bool,
@@ -52,13 +59,17 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let line = u32::try_from(args.line.0)
         .map_err(|_| CliError::Usage(format!("--line {}: 64k is the most", args.line)))?;
+    if let Some(size) = args.write_log {
+        WriteLogArea::of(0, size.0, 512)
+            .map_err(|e| CliError::Usage(format!("--write-log {size}: {e}")))?;
+    }
     let config = FormatConfig {
         path: args.path.clone(),
         size: args.size,
         line,
         placement: args.placement,
         shards: args.shards,
-        write_log: None,
+        write_log: args.write_log,
         yes: args.yes,
     };
     // The file is sparse: what is missing would be met when the cache fills.
@@ -73,6 +84,10 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as u32);
     let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(failed)?;
     let path = args.path.display();
+    if args.write_log.is_some() {
+        let log = open::write_log_of(&args.path).map_err(failed)?;
+        outln!("{path}: a write log of {}", ByteSize(log.map_or(0, |log| log.bytes())))?;
+    }
     let line = ByteSize(u64::from(layout.line));
     if let Placement::Sparse(span) = layout.placement() {
         outln!(
@@ -107,7 +122,19 @@ pub(super) fn failed(error: CacheError) -> CliError {
         .to_string()
         .replace("--flash-size", "--size")
         .replace("its size is missing", "--size is missing")
-        .replace("name a state directory", "name a directory by --state-dir");
+        .replace("name a state directory", "name a directory by --state-dir")
+        .replace(
+            "recovered as one that was set back",
+            "recovered (`larder block recover --set-back`)",
+        )
+        .replace(
+            "have its store recovered, which",
+            "have its store recovered (`larder block recover`), which",
+        )
+        .replace("as a volume that writes back", "with --write back:ORDER")
+        .replace("as one that writes through", "without --write back:ORDER")
+        .replace("format one that has", "format one that has (`larder block format --write-log`)")
+        .replace("destage all of it before", "destage all of it (`larder block flush`) before");
     text.push_str(match error {
         CacheError::Occupied { .. } => ": say --yes if it is",
         CacheError::NotEmpty { .. } => " (`larder block format --yes`, or no --record)",

@@ -2,14 +2,18 @@
 
 mod control;
 mod create;
+mod export;
+mod flush;
 mod format;
 mod ours;
+mod recover;
 mod select;
 mod serve;
 mod settings;
 mod store;
 mod tell;
 mod upkeep;
+mod write;
 
 use larder_settings::{SettingsError, WithFile};
 
@@ -17,7 +21,7 @@ use larder_settings::{SettingsError, WithFile};
 pub(crate) use self::settings::Settings;
 use crate::error::CliError;
 
-/// Cache volumes on slow storage with local flash, served as network block devices (write-through)
+/// Cache volumes on slow storage with local flash, served as network block devices (write-through, or write-back)
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -40,8 +44,11 @@ enum Command {
     Unpin(select::UnpinArgs),
     Rules(select::RulesArgs),
     Extents(select::ExtentsArgs),
+    Flush(flush::FlushArgs),
     Prefetch(upkeep::PrefetchArgs),
     Check(upkeep::CheckArgs),
+    Export(export::ExportArgs),
+    Recover(recover::RecoverArgs),
     Resize(upkeep::ResizeArgs),
 }
 
@@ -71,8 +78,11 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Unpin(args) => select::unpin(&args),
         Command::Rules(args) => select::rules(&args),
         Command::Extents(args) => select::run_extents(&args),
+        Command::Flush(args) => flush::flush(&args),
         Command::Prefetch(args) => upkeep::prefetch(&args),
         Command::Check(args) => upkeep::check(&args),
+        Command::Export(args) => export::export(&args),
+        Command::Recover(args) => recover::run(&args),
         Command::Resize(args) => upkeep::resize(&args),
     }
 }

@@ -97,6 +97,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let sockets = args.sockets.access()?;
     let worker_memory = worker_memory(args.connection_memory, args.threads)?;
     check_sizes(args)?;
+    let writes = args.writes.checked(args)?;
     let tls = args.tls.files().map_err(|e| usage(&e))?;
     if let Some(wants) = listen.iter().find(|l| l.wants_tls() && tls.is_none()) {
         return Err(usage(&format!(
@@ -211,9 +212,10 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     ublk.check(&volumes, &later).map_err(|e| usage(&e))?;
     let first_disk = workers + vhost.count();
     let config = CacheConfig {
-        back: std::collections::BTreeMap::new(),
-        markers: std::collections::BTreeMap::new(),
-        write: args.write,
+        write: writes.mode,
+        back: writes.back,
+        back_by_default: writes.back_by_default,
+        markers: writes.markers,
         replacement: args.replacement,
         reclaim: args.reclaim,
         evict: args.evict,

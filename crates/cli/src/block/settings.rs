@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use larder_base::ByteSize;
 use larder_block::backing::{BackingError, Uri};
 use larder_block::cache::Share;
-use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_engine::block::node::defaults;
 use larder_net::listen::SocketAccess;
@@ -14,6 +13,7 @@ use larder_policy::block::{BLOCK_ADMISSION_DEFAULT, EvictionBy, VictimPolicy};
 use larder_settings::{DriveLife, LivePage, Log, Recording, SettingsList, Tls, default_is};
 
 use super::store::StoreArgs;
+use super::write::WriteArgs;
 use crate::error::CliError;
 
 /// Where the live page is unless it is said: nowhere.
@@ -44,6 +44,11 @@ Examples:
       --volume db=file:/nfs/db.img --volume www=file:/nfs/www.img \\
       --share db=30%.. --share www=..50% --endurance-tbw 600 \\
       --http 127.0.0.1:11281 --listen unix:/run/larder.sock
+  # Writes are answered when they are on local flash, and the store alone is always what a disk may hold after a crash:
+  larder block format /flash/cache --size 100g --write-log 8g
+  larder block serve --cache /flash/cache \\
+      --volume db=file:/nfs/db.img --write db=back:ordered \\
+      --listen unix:/run/larder.sock
   # Over the network, for clients with a certificate (docs/nbd.md):
   larder block serve --cache /flash/cache \\
       --volume disk=file:/nfs/disk.img --listen tcp:0.0.0.0:10809 \\
@@ -54,7 +59,8 @@ Examples:
   larder block serve --config larder-block.toml
 
 `larder block status` and the commands beside it ask the daemon that runs.
-Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
+Writes go to the volume at once (write-through), and the cache may be lost at any time without loss of data, unless --write says
+back:ORDER.
 SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters, SIGHUP has it
 read the TLS certificates again.";
 
@@ -69,9 +75,8 @@ pub(crate) struct Settings {
     /// without it (with an alarm; when it comes back it is cold). While it runs a cache that fails never stops the volumes
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnCacheFailure::Fail, help_heading = "Cache")]
     pub(super) on_cache_failure: OnCacheFailure,
-    /// What a write does to the cache: hdd-ssd (allocates), hdd-upd (updates what is cached), hdd-inv (drops it)
-    #[arg(long, value_name = "MODE", default_value_t = defaults::WRITE, help_heading = "Cache")]
-    pub(super) write: WriteMode,
+    #[command(flatten)]
+    pub(super) writes: WriteArgs,
     /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses. By default what
     /// is read or written in sequence may have free slots and displaces nothing
     #[arg(long, value_name = "NAME", default_value = BLOCK_ADMISSION_DEFAULT, help_heading = "Cache")]
@@ -228,6 +233,7 @@ fn volume(text: &str) -> Result<(String, Uri), String> {
 mod tests {
     use clap::Parser;
 
+    use super::super::write::Writes;
     use super::*;
 
     #[derive(Parser)]
@@ -241,7 +247,8 @@ mod tests {
     fn what_nobody_says_is_as_the_engine_has_it() {
         let said = ["larder", "--cache", "/c", "--listen", "unix:/s"];
         let is = Flags::parse_from(said).settings;
-        assert_eq!(is.write, defaults::WRITE);
+        let writes = is.writes.checked(&is).unwrap();
+        assert_eq!(writes, Writes { mode: defaults::WRITE, ..Writes::default() });
         assert_eq!(is.replacement, defaults::REPLACEMENT);
         assert_eq!(is.reclaim, defaults::RECLAIM);
         assert_eq!(is.evict, defaults::evict());

@@ -19,7 +19,7 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   # What a running daemon has cached, against its checksums and the stores:
   larder block check --compare
-  # A cache device that is not in use; it is only read:
+  # A cache device that is not in use; it is only read. Dirty data in its write log is verified too, without the stores:
   larder block check /flash/cache
 
 Ends with 0 if nothing is wrong, with 1 if something is.";
@@ -248,7 +248,7 @@ fn check_device(path: &Path, json: bool) -> Result<(), CliError> {
     let mut show = |done: u64, total: u64| {
         let bar = bar.get_or_insert_with(|| {
             let bar = progress::bar(total.max(1));
-            bar.set_message("slots looked at");
+            bar.set_message("lines looked at");
             bar
         });
         bar.set_position(done);
@@ -297,6 +297,7 @@ fn inspection_text(i: &Inspection) -> String {
         ("superblock", damaged(i.superblocks_damaged, "copy").replace("copys", "copies")),
         ("snapshot", damaged(i.snapshot_pages_damaged, "page")),
         ("log", format!("{} records{}", i.records, if i.log_gap { ", and a GAP" } else { "" })),
+        ("write log", i.write_log_bytes.map_or_else(|| "none".into(), |n| ByteSize(n).to_string())),
         (
             "write-intent map",
             format!(
@@ -327,14 +328,30 @@ fn inspection_text(i: &Inspection) -> String {
         rows.push(("", format!("{} of no volume: not used", i.of_no_volume)));
     }
     for v in &i.volumes {
-        let state =
-            if v.detached { "put aside in good order" } else { "in use when the run ended" };
+        let mut state =
+            if v.detached { "put aside in good order" } else { "in use when the run ended" }
+                .to_owned();
+        if let Some(back) = &v.write_back {
+            let holds = if back.dirty {
+                "the write log MAY HOLD WHAT ITS STORE LACKS"
+            } else {
+                "its store has everything"
+            };
+            state.push_str(&format!(
+                "; wrote back ({}), generation {}: {holds}",
+                back.order, back.generation
+            ));
+        }
         rows.push((
             "volume",
             format!("{}: {}, {} cached, {state}", v.name, ByteSize(v.bytes), bytes(v.lines)),
         ));
     }
-    two_columns(rows) + &faults(&i.faults)
+    if let Some(log) = &i.dirty_data {
+        rows.extend(super::export::log_rows(log));
+    }
+    let dirty = i.dirty_data.as_ref().map_or_else(String::new, super::export::log_faults);
+    two_columns(rows) + &faults(&i.faults) + &dirty
 }
 
 #[cfg(test)]

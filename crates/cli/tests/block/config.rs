@@ -83,7 +83,7 @@ fn a_file_says_all_and_flags_win() {
     let text = printed(&["--config", config, "-t", "5"]);
     for line in [
         "threads = 5\n",
-        "write = \"hdd-inv\"\n",
+        "write = [\"hdd-inv\"]\n",
         "endurance-tbw = 600.5\n",
         "share = [\"disk=30%..\"]\n",
         "# tls-key =\n",

@@ -29,3 +29,4 @@ mod stores;
 mod tls;
 mod upkeep;
 mod upset;
+mod write_back;

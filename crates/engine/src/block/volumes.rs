@@ -5,7 +5,6 @@
 //! caller makes a decision durable before it acts on it.
 
 use larder_format::block::layout::GROUP_LINES;
-use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Volume, VolumeState};
 
 /// A volume that comes.
@@ -50,8 +49,8 @@ pub struct TakenUp {
 pub enum CannotCome {
     /// It had so many bytes when it was last attached, and has fewer now.
     Shrunk(u64),
-    /// The superblock has room for no more volumes.
-    TooMany,
+    /// The superblock has room for no more volumes than so many.
+    TooMany(usize),
     /// No stretch of the line space that is free is long enough.
     NoRoom,
 }
@@ -74,8 +73,9 @@ pub fn take_up(sb: &mut BlockSuperblock, coming: &Coming) -> Result<TakenUp, Can
     };
     let mut others = sb.volumes.clone();
     known.map(|at| others.remove(at));
-    if found != Found::Warm && others.len() >= MAX_VOLUMES {
-        return Err(CannotCome::TooMany);
+    let most = sb.most_volumes();
+    if found != Found::Warm && others.len() >= most {
+        return Err(CannotCome::TooMany(most));
     }
     let own = before.as_ref().map(|b| (b.first_group, b.groups));
     let all = std::mem::replace(&mut sb.volumes, others);
@@ -92,6 +92,8 @@ pub fn take_up(sb: &mut BlockSuperblock, coming: &Coming) -> Result<TakenUp, Can
         bytes: coming.bytes,
         state: VolumeState::Attached,
         identity: coming.identity,
+        // What the log holds of it is not for its lines to say.
+        write_back: before.and_then(|b| b.write_back),
     };
     sb.volumes.push(volume.clone());
     Ok(TakenUp { volume, found, former: own })
@@ -236,10 +238,13 @@ mod tests {
         // One that has to move and cannot stays as it was.
         assert_eq!(take_up(&mut sb, &coming("b", u64::MAX >> 8, true)), Err(CannotCome::NoRoom));
         assert_eq!(sb, before);
-        for n in sb.volumes.len()..MAX_VOLUMES {
+        for n in sb.volumes.len()..sb.most_volumes() {
             take_up(&mut sb, &coming(&format!("v{n}"), 1, false)).unwrap();
         }
-        assert_eq!(take_up(&mut sb, &coming("more", 1, false)), Err(CannotCome::TooMany));
+        assert_eq!(
+            take_up(&mut sb, &coming("more", 1, false)),
+            Err(CannotCome::TooMany(sb.most_volumes()))
+        );
         assert!(take_up(&mut sb, &coming("b", 1, true)).is_ok(), "it has its place");
         // Only one that was put aside is forgotten; its place is another's then.
         let before = sb.clone();

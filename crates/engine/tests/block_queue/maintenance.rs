@@ -103,6 +103,7 @@ fn superblock() -> BlockSuperblock {
             bytes: layout().region_groups * GROUP,
             state: VolumeState::Attached,
             identity: [0; 64],
+            write_back: None,
         })
         .collect();
     superblock

@@ -184,7 +184,7 @@ impl Chain {
         };
         // What is written is the number of the write.
         let place = self.volumes[v].truth.get(sequence as usize - 1).map_or(self.next, |t| t.1);
-        Entry { record, place, readable: true }
+        Entry { record, place, readable: true, sums: 0 }
     }
 
     fn write(&mut self) {

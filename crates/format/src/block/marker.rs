@@ -82,6 +82,18 @@ const STATES: [MarkerState; 5] = [
 ];
 const ORDERS: [Order; 4] = [Order::Any, Order::Flush, Order::Completion, Order::Journaled];
 
+impl Order {
+    /// Its number on flash.
+    pub(super) fn code(self) -> u8 {
+        ORDERS.iter().position(|&order| order == self).expect("all are listed") as u8
+    }
+
+    /// The order of this number, if there is one.
+    pub(super) fn of(code: u8) -> Option<Order> {
+        ORDERS.get(usize::from(code)).copied()
+    }
+}
+
 /// What a marker says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marker {
@@ -173,7 +185,7 @@ impl Marker {
         put(96, &self.attachment.to_le_bytes());
         let code = |at: Option<usize>| at.expect("all are listed") as u8;
         put(100, &[code(STATES.iter().position(|&state| state == self.state))]);
-        put(101, &[code(ORDERS.iter().position(|&order| order == self.order))]);
+        put(101, &[self.order.code()]);
         put(102, &(self.host.len() as u16).to_le_bytes());
         put(104, &(mark.len() as u16).to_le_bytes());
         put(112, &self.identity);
@@ -224,7 +236,7 @@ impl Marker {
             frontier: u64_at(72),
             time: u64_at(80),
             mark: (!mark.is_empty()).then_some(mark),
-            order: *ORDERS.get(usize::from(order)).ok_or(field("order", order.into()))?,
+            order: Order::of(order).ok_or(field("order", order.into()))?,
             applied: u64_at(88),
         })
     }

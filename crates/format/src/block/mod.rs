@@ -18,8 +18,8 @@
 //! A sparse device has the [`table`] in place of snapshots and logs: a page says what lies in its slots, and is written
 //! where it lies.
 //!
-//! For write-back there will be a place for the [`write_log`], which the layout above does not have yet: what clients wrote
-//! and the backing stores lack. Beside the stores lie the [`marker`], which says which cache has such data, and the
+//! Behind the slots, from a full MiB on, a device may have a [`write_log`]: what clients wrote and the backing stores lack. The
+//! superblock says where ([`WriteLogArea`](superblock::WriteLogArea)); the layout ends before it. Beside the stores lie the [`marker`], which says which cache has such data, and the
 //! [`journal`] of an order that needs one.
 //!
 //! Integers are little endian. Every page has a checksum; a page that fails it is as if it had not been written.

@@ -28,19 +28,36 @@
 //!  144   8  lines that may be there at a time, if they are; otherwise 0
 //!  152   8  generation of the log when this was written (an unfinished snapshot's is one more), 0 if not said
 //!  160   8  pages that it had
-//!  168      zero
-//!  512      volumes, 192 bytes each
+//!  168   8  first byte of the write log, a multiple of 1 MiB | all zero without a write log
+//!  176   4  its segments                                    | (incompatible feature bit 3)
+//!  180   4  bytes of a segment                              |
+//!  184   4  bytes of a sector                               |
+//!  188   4  attachment number that was given out last       |
+//!  192      zero
+//!  512      volumes, 192 bytes each; 256 with a write log
 //!
 //! volume   0   8  first group in the line space       24   4  state: 0 attached, 1 detached
 //!          8   8  groups set aside                    28   4  length of the name
 //!         16   8  bytes                               32  96  name, UTF-8
 //!                                                    128  64  identity of the backing store, as it was when detached
+//!
+//!        with a write log:
+//!        192  16  UUID of the volume                 216   8  sequence behind which it was attached
+//!        208   4  attachment number                  224   8  generation of the volume (G)
+//!        212   1  what the log holds of it           232   8  number of its marker that was last known durable
+//!        213   1  order, as in the marker            240  16  zero
+//!        214   2  zero
 //! ```
 //!
 //! Two copies of 64 KiB are written in turn, each with the next sequence number and a sync behind it; a change is written to both, so
-//! that none is undone by damage to one. Feature bit 0 of
-//! the incompatible ones is set while the device may hold lines that the backing store does not have (write-back): a
-//! program that does not know it must leave the device alone.
+//! that none is undone by damage to one.
+//!
+//! A program that does not know an incompatible feature must leave the device alone. Bit 3 says that there is a write log. It lies
+//! behind the slots: `device size` ends before it. Bit 0 says that the log may hold data that a backing store lacks (write-back), so
+//! there is no bit 0 without bit 3. What the log holds of a volume is 0 if the volume was never written back (then the rest is zero),
+//! 1 nothing, 2 clean, 3 open, 4 taken up, 5 carried. It lies in the volume's entry, which grows to 256 bytes, and not in a table of
+//! its own: one entry has all of a volume, and there is no second list to keep in step. The price is that a device with a log knows
+//! 254 volumes at most, and one without 338.
 
 use larder_base::UnixSecs;
 
@@ -49,28 +66,43 @@ use super::log::Reach;
 use crate::le;
 use crate::superblock::Uuid;
 
+mod write_back;
+
+pub use write_back::{
+    HoldsState, LEAST_LOG_SEGMENTS, LEAST_SEGMENT, MOST_LOG_BYTES, WriteLogArea, WriteLogAreaError,
+    WrittenBack,
+};
+
 /// What a superblock begins with.
 pub const MAGIC: [u8; 8] = *b"LARDERBC";
 /// The version that this code reads and writes.
 pub const VERSION: u32 = 2;
 /// Bytes of a copy.
 pub const COPY_BYTES: usize = 64 << 10;
-/// The device may hold dirty lines.
+/// The write log may hold data that a backing store lacks.
 pub const FEATURE_DIRTY: u64 = 1;
 /// The slots of each shard are a log of segments.
 pub const FEATURE_LOG: u64 = 2;
 /// Each line has a slot of its own, in a sparse file, and the map is a table.
 pub const FEATURE_SPARSE: u64 = 4;
+/// There is a write log.
+pub const FEATURE_WRITE_LOG: u64 = 8;
 /// Incompatible features that this code knows.
-pub const KNOWN_INCOMPATIBLE: u64 = FEATURE_LOG | FEATURE_SPARSE;
-/// Most volumes of a device.
+pub const KNOWN_INCOMPATIBLE: u64 =
+    FEATURE_DIRTY | FEATURE_LOG | FEATURE_SPARSE | FEATURE_WRITE_LOG;
+/// Most volumes of a device without a write log ([`BlockSuperblock::most_volumes`]).
 pub const MAX_VOLUMES: usize = (COPY_BYTES - VOLUMES_AT) / VOLUME_BYTES;
+/// Most volumes of a device with one.
+pub const MAX_LOGGED_VOLUMES: usize = (COPY_BYTES - VOLUMES_AT) / LOGGED_VOLUME_BYTES;
 /// Longest name of a volume, bytes.
 pub const MAX_NAME: usize = 96;
 
 const CRC_FROM: usize = 12;
 const VOLUMES_AT: usize = 512;
+const LOG_AT: usize = 168;
+const ATTACHMENTS_AT: usize = 188;
 const VOLUME_BYTES: usize = 192;
+const LOGGED_VOLUME_BYTES: usize = VOLUME_BYTES + write_back::ENTRY_BYTES;
 
 /// Whether a volume is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +128,8 @@ pub struct Volume {
     pub state: VolumeState,
     /// What tells whether the backing store changed: the meaning is the backing's affair.
     pub identity: [u8; 64],
+    /// What the write log has to do with it; nothing if it was never written back.
+    pub write_back: Option<WrittenBack>,
 }
 
 /// Why a superblock cannot be used.
@@ -122,6 +156,11 @@ pub enum BlockSuperblockError {
         "the device may hold written data that the volumes do not have yet (write-back), which this program cannot write back: use the Larder that wrote it; formatting would lose that data"
     )]
     Dirty,
+    /// It has a write log, which this program cannot serve.
+    #[error(
+        "the device has a write log, and this program cannot write back: use one that can; formatting would lose what the volumes do not have yet"
+    )]
+    WriteLog,
     /// A feature that this version does not know.
     #[error(
         "the device uses features that this program does not know (bits {unknown:#x}): use the Larder that formatted it, or format it anew"
@@ -156,7 +195,7 @@ pub enum BlockSuperblockError {
 /// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSuperblock {
-    /// Incompatible features in use.
+    /// Incompatible features in use. [`encode`](BlockSuperblock::encode) adds those that follow from the log and the volumes.
     pub incompatible: u64,
     /// Compatible features in use.
     pub compatible: u64,
@@ -182,6 +221,10 @@ pub struct BlockSuperblock {
     pub formatted: UnixSecs,
     /// How far the log had come when this was written.
     pub reach: Reach,
+    /// Where the write log lies, if there is one: [`BlockSuperblock::set_write_log`].
+    pub write_log: Option<WriteLogArea>,
+    /// The attachment number that was given out last: no number is used again on this device. 0 without a write log.
+    pub attachments: u32,
     /// The volumes.
     pub volumes: Vec<Volume>,
 }
@@ -213,8 +256,42 @@ impl BlockSuperblock {
             area: 0,
             formatted,
             reach: Reach::default(),
+            write_log: None,
+            attachments: 0,
             volumes: Vec::new(),
         }
+    }
+
+    /// Gives the device a write log, behind what the layout has.
+    pub fn set_write_log(&mut self, area: WriteLogArea) {
+        self.write_log = Some(area);
+        self.incompatible |= FEATURE_WRITE_LOG;
+    }
+
+    /// How many volumes the device can know.
+    pub fn most_volumes(&self) -> usize {
+        if self.write_log.is_some() { MAX_LOGGED_VOLUMES } else { MAX_VOLUMES }
+    }
+
+    /// Refuses a device that only a program which writes back can serve: it has a write log.
+    ///
+    /// # Errors
+    /// [`BlockSuperblockError::WriteLog`].
+    pub fn check_written_through(&self) -> Result<(), BlockSuperblockError> {
+        match self.write_log {
+            Some(_) => Err(BlockSuperblockError::WriteLog),
+            None => Ok(()),
+        }
+    }
+
+    /// The features as they follow from the rest.
+    fn features(&self) -> u64 {
+        let dirty = self.volumes.iter().filter_map(|v| v.write_back.as_ref());
+        let dirty = dirty.map(|w| w.holds).any(HoldsState::may_be_dirty);
+        let bit = |feature, is: bool| if is { feature } else { 0 };
+        self.incompatible & !FEATURE_WRITE_LOG
+            | bit(FEATURE_WRITE_LOG, self.write_log.is_some())
+            | bit(FEATURE_DIRTY, dirty)
     }
 
     /// Whether the run of the present epoch was stopped cleanly.
@@ -250,14 +327,15 @@ impl BlockSuperblock {
     /// The bytes of this copy.
     ///
     /// # Panics
-    /// With more than [`MAX_VOLUMES`] volumes or a name longer than [`MAX_NAME`].
+    /// With more than [`most_volumes`](BlockSuperblock::most_volumes), a name longer than [`MAX_NAME`], or a volume that is written
+    /// back where there is no write log.
     pub fn encode(&self) -> Vec<u8> {
-        assert!(self.volumes.len() <= MAX_VOLUMES, "too many volumes");
+        assert!(self.volumes.len() <= self.most_volumes(), "too many volumes");
         let mut out = vec![0u8; COPY_BYTES];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
         put(12, &VERSION.to_le_bytes());
-        put(16, &self.incompatible.to_le_bytes());
+        put(16, &self.features().to_le_bytes());
         put(24, &self.compatible.to_le_bytes());
         put(32, &self.sequence.to_le_bytes());
         put(40, &self.uuid.0);
@@ -280,8 +358,13 @@ impl BlockSuperblock {
         put(144, &self.layout.most_lines.to_le_bytes());
         put(152, &self.reach.generation.to_le_bytes());
         put(160, &self.reach.pages.to_le_bytes());
+        if let Some(area) = &self.write_log {
+            put(LOG_AT, &area.encode());
+        }
+        put(ATTACHMENTS_AT, &self.attachments.to_le_bytes());
+        let stride = stride(self.write_log.is_some());
         for (i, volume) in self.volumes.iter().enumerate() {
-            let at = VOLUMES_AT + i * VOLUME_BYTES;
+            let at = VOLUMES_AT + i * stride;
             assert!(volume.name.len() <= MAX_NAME, "name too long");
             put(at, &volume.first_group.to_le_bytes());
             put(at + 8, &volume.groups.to_le_bytes());
@@ -290,6 +373,10 @@ impl BlockSuperblock {
             put(at + 28, &(volume.name.len() as u32).to_le_bytes());
             put(at + 32, volume.name.as_bytes());
             put(at + 128, &volume.identity);
+            if let Some(written_back) = &volume.write_back {
+                assert!(self.write_log.is_some(), "written back, and there is no log");
+                put(at + VOLUME_BYTES, &written_back.encode());
+            }
         }
         let crc = crc32c::crc32c(&out[CRC_FROM..]);
         out[8..12].copy_from_slice(&crc.to_le_bytes());
@@ -316,11 +403,14 @@ impl BlockSuperblock {
             return Err(E::Version { found: u32_at(12) });
         }
         let incompatible = u64_at(16);
-        if incompatible & FEATURE_DIRTY & !KNOWN_INCOMPATIBLE != 0 {
+        let logged = incompatible & FEATURE_WRITE_LOG != 0;
+        let unknown = incompatible & !KNOWN_INCOMPATIBLE;
+        // Dirty data that is elsewhere than in a log which this code knows: above all it must not be lost.
+        if incompatible & FEATURE_DIRTY != 0 && (!logged || unknown != 0) {
             return Err(E::Dirty);
         }
-        if incompatible & !KNOWN_INCOMPATIBLE != 0 {
-            return Err(E::Feature { unknown: incompatible & !KNOWN_INCOMPATIBLE });
+        if unknown != 0 {
+            return Err(E::Feature { unknown });
         }
         let field = |field, value: u64, right: bool| {
             if right { Ok(()) } else { Err(E::Field { field, value }) }
@@ -352,12 +442,23 @@ impl BlockSuperblock {
         field("epoch", u64_at(96), u64_at(96) < u64::MAX)?;
         field("sequence", u64_at(32), u64_at(32) < u64::MAX)?;
         field("generation", u64_at(112), u64_at(112) < u64::MAX - 1)?;
+        let write_log = if logged {
+            Some(WriteLogArea::decode(&bytes[LOG_AT..ATTACHMENTS_AT], layout.device)?)
+        } else {
+            for at in (LOG_AT..ATTACHMENTS_AT + 4).step_by(8) {
+                field("a write log, which there is not", u64_at(at), u64_at(at) == 0)?;
+            }
+            None
+        };
+        let attachments = u32_at(ATTACHMENTS_AT);
+        let (stride, most) =
+            (stride(logged), if logged { MAX_LOGGED_VOLUMES } else { MAX_VOLUMES });
         let count = u32_at(128) as usize;
-        field("volumes", count as u64, count <= MAX_VOLUMES)?;
+        field("volumes", count as u64, count <= most)?;
         let mut volumes: Vec<Volume> = Vec::with_capacity(count);
         let space = layout.space_lines() / GROUP_LINES;
         for i in 0..count {
-            let at = VOLUMES_AT + i * VOLUME_BYTES;
+            let at = VOLUMES_AT + i * stride;
             let len = u32_at(at + 28) as usize;
             field("length of a volume's name", len as u64, (1..=MAX_NAME).contains(&len))?;
             let name = std::str::from_utf8(&bytes[at + 32..at + 32 + len])
@@ -377,6 +478,19 @@ impl BlockSuperblock {
             let state =
                 if u32_at(at + 24) == 1 { VolumeState::Detached } else { VolumeState::Attached };
             let identity = bytes[at + 128..at + 192].try_into().expect("64 bytes");
+            let write_back = match &bytes[at + VOLUME_BYTES..at + stride] {
+                [] => None,
+                entry => WrittenBack::decode(entry)?,
+            };
+            if let Some(mine) = &write_back {
+                let number = u64::from(mine.attachment);
+                field("attachment number", number, mine.attachment <= attachments)?;
+                let others = volumes.iter().filter_map(|v| v.write_back.as_ref());
+                let apart = others.clone().all(|v| mine.is_apart(v));
+                field("a volume written back as another is", i as u64, apart)?;
+                let said = !mine.holds.may_be_dirty() || incompatible & FEATURE_DIRTY != 0;
+                field("features", incompatible, said)?;
+            }
             volumes.push(Volume {
                 name,
                 first_group,
@@ -384,6 +498,7 @@ impl BlockSuperblock {
                 bytes: u64_at(at + 16),
                 state,
                 identity,
+                write_back,
             });
         }
         Ok(BlockSuperblock {
@@ -400,22 +515,29 @@ impl BlockSuperblock {
             area: u32_at(120),
             formatted: UnixSecs(u32_at(124)),
             reach: Reach { generation: u64_at(152), pages: u64_at(160) },
+            write_log,
+            attachments,
             volumes,
         })
     }
 
-    /// Refuses a device that is smaller than it was when it was formatted.
+    /// Refuses a device that is smaller than it was when it was formatted, its write log included.
     ///
     /// # Errors
     /// [`BlockSuperblockError::Shrunk`].
     pub fn check_device(&self, found: u64) -> Result<(), BlockSuperblockError> {
-        let expected = self.layout.device;
+        let expected = self.write_log.map_or(self.layout.device, |area| area.end());
         if found < expected {
             Err(BlockSuperblockError::Shrunk { found, expected })
         } else {
             Ok(())
         }
     }
+}
+
+/// Bytes of a volume's entry.
+fn stride(logged: bool) -> usize {
+    if logged { LOGGED_VOLUME_BYTES } else { VOLUME_BYTES }
 }
 
 /// The newer of the two copies whose checksum holds. If that one has a version or a feature that this program does not
@@ -444,87 +566,4 @@ pub fn choose(a: &[u8], b: &[u8]) -> Result<BlockSuperblock, BlockSuperblockErro
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use larder_base::Rng;
-
-    fn sample() -> BlockSuperblock {
-        let layout = Layout::new(64 << 20, 4096, 4, 2).unwrap();
-        let mut sb = BlockSuperblock::format(Uuid([7; 16]), 99, 5, layout, UnixSecs(1_700_000_000));
-        for (i, name) in ["root", "daten-ä"].iter().enumerate() {
-            let (first_group, groups) = sb.allocate(10 << 20).unwrap();
-            sb.volumes.push(Volume {
-                name: (*name).to_owned(),
-                first_group,
-                groups,
-                bytes: 10 << 20,
-                state: if i == 0 { VolumeState::Attached } else { VolumeState::Detached },
-                identity: [i as u8; 64],
-            });
-        }
-        sb
-    }
-
-    #[test]
-    fn it_comes_back() {
-        let sb = sample();
-        assert_eq!(BlockSuperblock::decode(&sb.encode()), Ok(sb));
-        let log = Layout::full(64 << 20, 4096, 2).unwrap();
-        let sb = BlockSuperblock::format(Uuid([7; 16]), 99, 5, log, UnixSecs(1));
-        assert_eq!(sb.incompatible, FEATURE_LOG);
-        assert_eq!(BlockSuperblock::decode(&sb.encode()), Ok(sb));
-    }
-
-    #[test]
-    fn the_newer_copy_rules_and_a_torn_one_does_not() {
-        let a = sample();
-        let b = BlockSuperblock { sequence: 2, epoch: 5, ..sample() };
-        assert_eq!(choose(&a.encode(), &b.encode()), Ok(b.clone()));
-        let mut torn = b.encode();
-        torn[40_000] ^= 1;
-        assert_eq!(choose(&a.encode(), &torn), Ok(a));
-        assert_eq!(choose(&torn, &torn), Err(BlockSuperblockError::Damaged));
-        assert_eq!(choose(&[0; 10], &[]), Err(BlockSuperblockError::None));
-    }
-
-    #[test]
-    fn dirty_lines_and_other_versions_are_left_alone() {
-        let dirty = BlockSuperblock { incompatible: FEATURE_DIRTY, ..sample() };
-        assert_eq!(BlockSuperblock::decode(&dirty.encode()), Err(BlockSuperblockError::Dirty));
-        let feature = BlockSuperblock { incompatible: 8, ..sample() };
-        assert_eq!(
-            BlockSuperblock::decode(&feature.encode()),
-            Err(BlockSuperblockError::Feature { unknown: 8 })
-        );
-        let mut newer = sample().encode();
-        newer[12] = 9;
-        let crc = crc32c::crc32c(&newer[12..]).to_le_bytes();
-        newer[8..12].copy_from_slice(&crc);
-        assert_eq!(
-            BlockSuperblock::decode(&newer),
-            Err(BlockSuperblockError::Version { found: 9 })
-        );
-    }
-
-    #[test]
-    fn sealed_garbage_never_panics() {
-        let mut rng = Rng::new(5);
-        let whole = sample().encode();
-        let log = Layout::full(64 << 20, 4096, 2).unwrap();
-        let log = BlockSuperblock::format(Uuid([7; 16]), 99, 5, log, UnixSecs(1)).encode();
-        for _ in 0..3_000 {
-            let mut bytes = if rng.chance(0.5) { whole.clone() } else { log.clone() };
-            for _ in 0..rng.range(1, 4) {
-                let at = rng.below(1024) as usize;
-                bytes[at] = rng.next_u64() as u8;
-            }
-            if rng.chance(0.9) {
-                let crc = crc32c::crc32c(&bytes[12..]).to_le_bytes();
-                bytes[8..12].copy_from_slice(&crc);
-            }
-            if let Ok(sb) = BlockSuperblock::decode(&bytes) {
-                assert_eq!(BlockSuperblock::decode(&sb.encode()), Ok(sb));
-            }
-        }
-    }
-}
+mod tests;

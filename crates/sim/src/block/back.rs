@@ -158,6 +158,7 @@ impl Back {
         let (most, depth) = (defaults::WINDOW.0, self.depth);
         let attach = Attach {
             attachment,
+            volume: larder_format::Uuid([0; 16]),
             generation: 1,
             destage: destager::Config { order, pace, most, depth },
             bound: self.stated.dirty_max,

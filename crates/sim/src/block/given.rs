@@ -296,6 +296,7 @@ impl<B: Carried> Given<B> {
         }
         let superblock = choose(&flash[..COPY_BYTES], &flash[COPY_BYTES..2 * COPY_BYTES])?;
         superblock.check_device(flash.len() as u64)?;
+        superblock.check_written_through()?;
         let layout = superblock.layout;
         let shape = Shape::of(&layout);
         let medium = Medium::new(flash, &layout, spec, budget)?;

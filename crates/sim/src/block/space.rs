@@ -15,7 +15,7 @@ const STRETCH: u64 = 1 << 30;
 /// Which byte of which volume lies where. Neighbours within a volume, or a stretch of one, are neighbours in the line space.
 #[derive(Debug)]
 pub(crate) enum Space {
-    Stated(Stated),
+    Stated(Box<Stated>),
     Touched(Touched),
 }
 
@@ -40,7 +40,7 @@ impl Space {
     pub(crate) fn new(layout: &Layout, volume: u64) -> Space {
         match volume {
             0 => Space::Touched(Touched::new(layout)),
-            bytes => Space::Stated(Stated::new(layout, bytes)),
+            bytes => Space::Stated(Box::new(Stated::new(layout, bytes))),
         }
     }
 

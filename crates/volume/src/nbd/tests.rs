@@ -13,46 +13,48 @@ use larder_nbd::testing::{Memory, One, one as export};
 
 /// How a server behaves.
 #[derive(Clone, Default)]
-struct Manner {
-    multi_conn: bool,
-    poor: bool,
+pub(crate) struct Manner {
+    pub(crate) multi_conn: bool,
+    pub(crate) poor: bool,
     /// One answer in this many ends the connection instead.
-    breaks: Option<u64>,
+    pub(crate) breaks: Option<u64>,
     /// Requests are taken and not answered.
-    silent: bool,
+    pub(crate) silent: bool,
 }
 
-struct State {
-    disk: Vec<u8>,
+pub(crate) struct State {
+    pub(crate) disk: Vec<u8>,
     manner: Manner,
     rng: Rng,
     streams: Vec<UnixStream>,
     connections: u32,
-    flushes: u32,
+    pub(crate) flushes: u32,
+    /// Writes that were to be durable.
+    pub(crate) durable: u32,
 }
 
 /// A server with a disk in memory, a thread for each connection.
-struct Server {
+pub(crate) struct Server {
     dir: TempDir,
-    state: Arc<Mutex<State>>,
+    pub(crate) state: Arc<Mutex<State>>,
 }
 
-fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+pub(crate) fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
-    fn start(size: usize, manner: Manner) -> Server {
+    pub(crate) fn start(size: usize, manner: Manner) -> Server {
         let dir = TempDir::new().unwrap();
         let disk = vec![0; size];
         let (streams, rng) = (Vec::new(), Rng::new(1));
-        let state = State { disk, manner, rng, streams, connections: 0, flushes: 0 };
+        let state = State { disk, manner, rng, streams, connections: 0, flushes: 0, durable: 0 };
         let server = Server { dir, state: Arc::new(Mutex::new(state)) };
         server.listen();
         server
     }
 
-    fn listen(&self) {
+    pub(crate) fn listen(&self) {
         let path = self.dir.path().join("socket");
         std::fs::remove_file(&path).ok();
         let listener = UnixListener::bind(path).unwrap();
@@ -71,12 +73,12 @@ impl Server {
         });
     }
 
-    fn uri(&self) -> Uri {
+    pub(crate) fn uri(&self) -> Uri {
         Uri::NbdUnix { socket: self.dir.path().join("socket"), export: "disk".into() }
     }
 
     /// As if it were killed: nobody listens, every connection ends.
-    fn vanish(&self) {
+    pub(crate) fn vanish(&self) {
         std::fs::remove_file(self.dir.path().join("socket")).unwrap();
         self.hang_up();
     }
@@ -87,7 +89,7 @@ impl Server {
         }
     }
 
-    fn behave(&self, change: impl FnOnce(&mut Manner)) {
+    pub(crate) fn behave(&self, change: impl FnOnce(&mut Manner)) {
         change(&mut locked(&self.state).manner);
     }
 
@@ -152,7 +154,8 @@ fn execute(
             buf.copy_from_slice(&state.disk[offset as usize..][..len]);
             conn.data(cookie, offset, buf, Vec::new());
         }
-        Command::Write { offset, buf, .. } => {
+        Command::Write { offset, buf, fua } => {
+            state.durable += u32::from(fua);
             state.disk[offset as usize..][..buf.len()].copy_from_slice(&buf);
             conn.written(cookie, buf.capacity());
             pool.give(buf);

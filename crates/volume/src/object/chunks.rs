@@ -143,7 +143,7 @@ fn hash(chunk: u64, tag: &str) -> u64 {
 }
 
 /// A path below the prefix.
-pub(super) fn below(prefix: &Path, name: &str) -> Path {
+pub(crate) fn below(prefix: &Path, name: &str) -> Path {
     Path::from_iter(prefix.parts().chain(Path::from(name).parts()))
 }
 

@@ -15,7 +15,7 @@ use crate::{Timeouts, Uri};
 ///
 /// # Errors
 /// What is wrong.
-pub(super) fn connect(
+pub(crate) fn connect(
     uri: &Uri,
     timeout: Timeouts,
 ) -> Result<(Box<dyn ObjectStore>, Path), String> {

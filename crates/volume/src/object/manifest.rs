@@ -22,7 +22,7 @@ pub(super) const LEASE: &str = "lease.json";
 /// Name of the chunks' folder below the prefix.
 pub(super) const CHUNKS: &str = "chunks";
 /// A record longer than this is none of ours, bytes.
-pub(super) const RECORD_BYTES: u64 = 64 << 10;
+pub(crate) const RECORD_BYTES: u64 = 64 << 10;
 /// Smallest and largest chunk, bytes.
 pub const CHUNK_BYTES: (u32, u32) = (64 << 10, 16 << 20);
 /// Chunks of a volume: their ETags are in memory.

@@ -18,7 +18,7 @@ mod chunks;
 mod client;
 mod lease;
 pub mod manifest;
-mod requests;
+pub(crate) mod requests;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -34,11 +34,16 @@ use object_store::path::Path;
 
 use super::{Backing, BackingError, Capabilities, Identity, OpenOptions, Session, Uri};
 use crate::op::MAX_PAYLOAD;
-use chunks::{Chunks, below};
+use chunks::Chunks;
+pub(crate) use chunks::below;
+pub(crate) use client::connect;
 use lease::Holding;
 use manifest::{LEASE, MANIFEST, Manifest};
 use requests::{Requests, Trouble};
 use session::Hub;
+pub(crate) use session::runtime;
+#[cfg(test)]
+pub(crate) use tests::Memory;
 
 /// A lease that is not renewed for so long is free.
 const LEASE_LASTS: Duration = Duration::from_secs(15);

@@ -20,7 +20,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 
 /// Why a request did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     /// There is no such object.
     Missing,
     /// The object is not, or no longer, as the request presumes.
@@ -41,15 +41,15 @@ impl std::fmt::Display for Trouble {
 
 /// An object as it was got.
 #[derive(Debug)]
-pub(super) struct Got {
+pub(crate) struct Got {
     /// What was asked for.
-    pub(super) bytes: bytes::Bytes,
+    pub(crate) bytes: bytes::Bytes,
     /// Of the whole object.
-    pub(super) meta: ObjectMeta,
+    pub(crate) meta: ObjectMeta,
 }
 
 /// The way to a store.
-pub(super) struct Requests {
+pub(crate) struct Requests {
     uri: String,
     store: Box<dyn ObjectStore>,
     timeout: Cell<Timeouts>,
@@ -73,34 +73,34 @@ fn reason(error: &Error) -> String {
 }
 
 impl Requests {
-    pub(super) fn new(uri: String, store: Box<dyn ObjectStore>, timeout: Timeouts) -> Requests {
+    pub(crate) fn new(uri: String, store: Box<dyn ObjectStore>, timeout: Timeouts) -> Requests {
         Requests { uri, store, timeout: Cell::new(timeout), lines: RefCell::default() }
     }
 
-    pub(super) fn uri(&self) -> &str {
+    pub(crate) fn uri(&self) -> &str {
         &self.uri
     }
 
-    pub(super) fn timeout(&self) -> Timeouts {
+    pub(crate) fn timeout(&self) -> Timeouts {
         self.timeout.get()
     }
 
-    pub(super) fn set_patience(&self, timeout: Timeouts) {
+    pub(crate) fn set_patience(&self, timeout: Timeouts) {
         self.timeout.set(timeout);
     }
 
-    pub(super) fn store(&self) -> &dyn ObjectStore {
+    pub(crate) fn store(&self) -> &dyn ObjectStore {
         &*self.store
     }
 
     /// What was said of it.
     #[cfg(test)]
-    pub(super) fn lines(&self) -> crate::rate_limited::Lines {
+    pub(crate) fn lines(&self) -> crate::rate_limited::Lines {
         self.lines.borrow().lines()
     }
 
     /// A request was answered.
-    pub(super) fn well(&self) {
+    pub(crate) fn well(&self) {
         if self.lines.borrow_mut().well() {
             tracing::info!("backing store '{}': answers again", self.uri);
         }
@@ -108,7 +108,7 @@ impl Requests {
 
     /// One was not, and is tried again. Between two tries others may be answered, and each may fail otherwise: a line for
     /// each would be as many as there are requests.
-    pub(super) fn unwell(&self, why: &str) {
+    pub(crate) fn unwell(&self, why: &str) {
         let said = self.lines.borrow_mut().wrong(std::time::Instant::now());
         if let Some(unsaid) = said {
             tracing::warn!("backing store '{}': {why}{unsaid}", self.uri);
@@ -116,7 +116,7 @@ impl Requests {
     }
 
     /// Tries until it is over. `limit` says how long the next try may last: zero is not now, `None` is never again.
-    pub(super) async fn again<T, F>(
+    pub(crate) async fn again<T, F>(
         &self,
         limit: impl Fn() -> Option<Duration>,
         mut request: impl FnMut() -> F,
@@ -180,7 +180,7 @@ impl Requests {
     }
 
     /// A part of an object, or all of it; only of the version `tag` if that is given.
-    pub(super) async fn get(
+    pub(crate) async fn get(
         &self,
         at: &Path,
         range: Option<GetRange>,
@@ -200,7 +200,7 @@ impl Requests {
     }
 
     /// A small record, with its version.
-    pub(super) async fn record(&self, at: &Path) -> Result<(Vec<u8>, Option<String>), Trouble> {
+    pub(crate) async fn record(&self, at: &Path) -> Result<(Vec<u8>, Option<String>), Trouble> {
         let got = self.get(at, Some(GetRange::Bounded(0..RECORD_BYTES)), None).await?;
         if got.meta.size > RECORD_BYTES {
             return Err(Trouble::Failed(format!(
@@ -212,7 +212,7 @@ impl Requests {
     }
 
     /// Writes an object that is to follow the version `follows`; `None`: that is not to be there yet.
-    pub(super) async fn put(
+    pub(crate) async fn put(
         &self,
         at: &Path,
         bytes: bytes::Bytes,
@@ -236,7 +236,7 @@ impl Requests {
     }
 
     /// Replaces a record. One whose answer was lost is looked up: if it is there, it was written.
-    pub(super) async fn put_record(
+    pub(crate) async fn put_record(
         &self,
         at: &Path,
         bytes: Vec<u8>,

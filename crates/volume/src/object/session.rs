@@ -47,7 +47,7 @@ pub(super) struct Hub {
 }
 
 /// Of one thread.
-pub(super) fn runtime() -> io::Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 

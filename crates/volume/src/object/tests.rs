@@ -11,7 +11,8 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result,
 };
 
 use super::manifest::Manifest;
@@ -24,21 +25,23 @@ const MIB: u64 = 1 << 20;
 
 /// What goes wrong.
 #[derive(Debug, Default)]
-struct Faults {
+pub(crate) struct Faults {
     /// Every n-th request fails before it is carried out; 0: none.
-    before: AtomicU32,
+    pub(crate) before: AtomicU32,
     /// Every n-th write is carried out and its answer lost.
-    after: AtomicU32,
+    pub(crate) after: AtomicU32,
     /// No request is answered.
-    hang: AtomicBool,
+    pub(crate) hang: AtomicBool,
+    /// PUTs are carried out whatever they are to follow.
+    pub(crate) unconditional: AtomicBool,
     requests: AtomicU64,
 }
 
 /// A store in memory, with faults.
 #[derive(Clone, Debug, Default)]
-struct Memory {
-    store: Arc<InMemory>,
-    faults: Arc<Faults>,
+pub(crate) struct Memory {
+    pub(crate) store: Arc<InMemory>,
+    pub(crate) faults: Arc<Faults>,
 }
 
 impl fmt::Display for Memory {
@@ -68,9 +71,12 @@ impl ObjectStore for Memory {
         &self,
         at: &Path,
         bytes: PutPayload,
-        options: PutOptions,
+        mut options: PutOptions,
     ) -> Result<PutResult> {
         let number = self.ask().await?;
+        if self.faults.unconditional.load(Ordering::SeqCst) {
+            options.mode = PutMode::Overwrite;
+        }
         let result = self.store.put_opts(at, bytes, options).await?;
         let every = u64::from(self.faults.after.load(Ordering::SeqCst));
         if every > 0 && number.is_multiple_of(every) { Err(broken()) } else { Ok(result) }

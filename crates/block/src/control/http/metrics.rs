@@ -8,7 +8,7 @@ use larder_net::metrics::{
 };
 
 use super::super::counters;
-use super::super::status::{FaceStatus, Status, VolumeStatus};
+use super::super::status::{BackVolume, FaceStatus, Status, VolumeStatus};
 
 /// The status as text.
 ///
@@ -151,6 +151,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         );
     }
     volumes(r, &s.volumes);
+    write_back(r, &s.volumes);
     faces(r, &s.faces);
 
     metrics::text(&registry)
@@ -233,6 +234,71 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
     );
 }
 
+/// Volumes that write back; nothing of others.
+fn write_back(r: &mut Registry, volumes: &[VolumeStatus]) {
+    let back: Vec<(&str, &BackVolume)> =
+        volumes.iter().filter_map(|v| Some((v.name.as_str(), v.write_back.as_ref()?))).collect();
+    if back.is_empty() {
+        return;
+    }
+    let labels = |name: &str| vec![("volume", name.to_owned())];
+    let now = |pick: fn(&BackVolume) -> f64| -> Gauges {
+        back.iter().map(|(name, b)| (labels(name), ConstGauge::new(pick(b)))).collect()
+    };
+    r.register_with_unit(
+        "volume_dirty",
+        "Bytes of a volume that its store lacks, each counted once",
+        Unit::Bytes,
+        now(|b| b.dirty_bytes as f64),
+    );
+    r.register_with_unit(
+        "volume_write_log_held",
+        "Bytes of the write log that a volume holds, headers and overwritten bytes among them",
+        Unit::Bytes,
+        now(|b| b.held_bytes as f64),
+    );
+    r.register_with_unit(
+        "volume_write_log_bound",
+        "Bytes of the write log that a volume may hold",
+        Unit::Bytes,
+        now(|b| b.bound_bytes as f64),
+    );
+    r.register_with_unit(
+        "volume_dirty_age",
+        "Age of the oldest write of a volume that its store lacks, 0 if it lacks none",
+        Unit::Seconds,
+        now(|b| b.oldest_seconds.unwrap_or(0.0)),
+    );
+    r.register(
+        "volume_destage_bytes_per_second",
+        "Bytes of the write log of a volume that come to its store in a second, as measured last",
+        now(|b| b.destage_bytes_per_second),
+    );
+    r.register(
+        "volume_destage_failures",
+        "Failures of a volume's store or its flush since destaging worked last",
+        now(|b| b.failures as f64),
+    );
+    r.register(
+        "volume_write_log_closed",
+        "1 while nothing of a volume is logged any more because the log has failed",
+        now(|b| f64::from(u8::from(b.closed.is_some()))),
+    );
+    r.register(
+        "volume_generation",
+        "Generation of a volume that writes back: it rises with each attach",
+        now(|b| b.generation as f64),
+    );
+    let destaged: Counters =
+        back.iter().map(|(name, b)| (labels(name), ConstCounter::new(b.destaged_bytes))).collect();
+    r.register_with_unit(
+        "volume_destaged",
+        "Bytes of the write log of a volume that have come to its store",
+        Unit::Bytes,
+        destaged,
+    );
+}
+
 fn faces(r: &mut Registry, faces: &[FaceStatus]) {
     let labels = |f: &FaceStatus| {
         vec![("face", f.face.clone()), ("address", f.address.clone()), ("volume", f.volume.clone())]
@@ -303,6 +369,51 @@ mod tests {
         let text = of(vec![aside(Some(3)), aside(None)]);
         assert!(text.contains("larder_block_volumes_put_aside 2.0"), "{text}");
         assert!(!text.contains("put_aside_lines"), "{text}");
+    }
+
+    #[test]
+    fn volumes_that_write_back_say_how_they_do_and_others_nothing() {
+        let volume = |name: &str, write_back| VolumeStatus {
+            name: name.into(),
+            write_back,
+            ..VolumeStatus::default()
+        };
+        let through = volume("a", None);
+        let back = volume(
+            "b",
+            Some(BackVolume {
+                dirty_bytes: 4096,
+                held_bytes: 8192,
+                bound_bytes: 1 << 20,
+                oldest_seconds: Some(1.5),
+                destage_bytes_per_second: 500.0,
+                destaged_bytes: 77,
+                generation: 3,
+                failures: 2,
+                closed: Some("the device failed".into()),
+                ..BackVolume::default()
+            }),
+        );
+        let of = |volumes| encode(&Status { volumes, ..Status::default() }).unwrap();
+        assert!(!of(vec![through.clone()]).contains("dirty"));
+        let text = of(vec![through, back]);
+        for line in [
+            "volume_dirty_bytes{volume=\"b\"} 4096.0",
+            "volume_write_log_held_bytes{volume=\"b\"} 8192.0",
+            "volume_write_log_bound_bytes{volume=\"b\"} 1048576.0",
+            "volume_dirty_age_seconds{volume=\"b\"} 1.5",
+            "volume_destage_bytes_per_second{volume=\"b\"} 500.0",
+            "volume_destaged_bytes_total{volume=\"b\"} 77",
+            "volume_destage_failures{volume=\"b\"} 2.0",
+            "volume_write_log_closed{volume=\"b\"} 1.0",
+            "volume_generation{volume=\"b\"} 3.0",
+        ] {
+            let line = format!("\nlarder_block_{line}\n");
+            assert!(text.contains(&line), "no {line} in {text}");
+            let name = line.trim().split('{').next().unwrap().trim_end_matches("_total");
+            assert!(text.contains(&format!("# HELP {name} ")), "no help of {name}");
+        }
+        assert!(!text.contains("volume_dirty_bytes{volume=\"a\"}"), "{text}");
     }
 
     /// What every counter counts is said, and in what unit; and the quantiles of a latency ascend.

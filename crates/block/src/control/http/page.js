@@ -5,6 +5,11 @@ Object.assign(TERMS, {
   "lines that did not match their checksum": "they were read from the volume instead",
   "floor": "lines of the volume up to this sum are not displaced by other volumes",
   "ceiling": "the volume takes no more of the cache than this",
+  "dirty": "bytes of the volume that its store lacks: they are in the write log on the cache device",
+  "of the log": "bytes of the write log that the volume holds, headers and overwritten bytes among them, and how many it may hold; from half of them on writes are slowed down",
+  "oldest": "how long ago the oldest write was answered that the store lacks",
+  "time left": "until the store has everything, at the rate of now",
+  "generation": "it rises with each attach; the marker beside the store has it too",
   "metadata hits": "share of the reads of file-system metadata that hit",
 });
 graph("g-hit", [{ name: "hits", colour: "var(--a)", value: p => p.hits, now: d => d.hit_ratio, area: 1 }], pct, { atLeast: 1 });
@@ -82,6 +87,13 @@ function show(d) {
       v.metadata_reads ? pct(v.metadata_hits / v.metadata_reads) : "–", v.clients,
       v.rule + (v.selected ? " + " + v.selected + " selected" : ""),
       v.store.state + (v.store.since_seconds == null ? "" : " for " + span(v.store.since_seconds))]), "no volumes");
+
+  const back = s.volumes.filter(v => v.write_back);
+  $("back").closest("section").hidden = !back.length;
+  table("back", ["volume", "write-back", "dirty", "of the log", "oldest", "destaged/s", "time left", "generation", "state"],
+    back.map(v => { const b = v.write_back; return [v.name, b.mode, bytes(b.dirty_bytes), bytes(b.held_bytes) + " of " + bytes(b.bound_bytes),
+      b.oldest_seconds == null ? "–" : span(Math.round(b.oldest_seconds)), bytes(b.destage_bytes_per_second), b.seconds_left == null ? "–" : span(Math.round(b.seconds_left)),
+      b.generation, b.closed != null ? "closed: " + b.closed : b.failures ? b.failures + " failures in a row" : "ok"]; }), "no volumes");
 
   $("faces").closest("section").hidden = !s.faces.length;
   table("faces", ["address", "volume", "disk", "there", "size", "queues", "requests", "failed", "refused", "done again", "agreed on"],

@@ -1,6 +1,10 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+pub mod journal;
+pub mod offline;
+mod recover;
 mod start;
+mod words;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,13 +23,17 @@ use larder_volume::marker::MarkerPlace;
 use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
+use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
 pub(super) use start::{check_through, start};
 
 use super::Core;
-use super::open::CacheError;
+use super::open::{CacheConfig, CacheError};
+pub(super) use recover::order_words;
+pub use recover::{RecoverError, Recovery, recover};
+pub use words::{BACK, FORM, NotBack, order_name};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +64,25 @@ impl Default for BackConfig {
     }
 }
 
+/// What is wanted of a volume that comes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BackWish {
+    /// It writes back so; `None`: it writes through.
+    pub back: Option<BackConfig>,
+    /// Where its marker is.
+    pub marker: MarkerAt,
+}
+
+impl CacheConfig {
+    /// What is wanted of a volume of that name where it does not say so itself when it comes.
+    pub fn wish_of(&self, name: &str) -> BackWish {
+        BackWish {
+            back: self.back.get(name).or(self.back_by_default.as_ref()).cloned(),
+            marker: self.markers.get(name).cloned().unwrap_or_default(),
+        }
+    }
+}
+
 /// How a volume that writes back is doing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackStatus {
@@ -79,6 +106,8 @@ pub(super) struct Written {
     /// As the superblock has it.
     pub state: WrittenBack,
     pub config: BackConfig,
+    /// Where its epochs go, if it is journaled.
+    pub journal: Option<Journaling>,
     /// Number of its marker.
     pub number: Mutex<u64>,
     /// The frontier that its marker says.
@@ -103,7 +132,7 @@ impl Back {
         locked(&self.log)
     }
 
-    fn written(&self, attachment: u32) -> Option<Arc<Written>> {
+    pub(super) fn written(&self, attachment: u32) -> Option<Arc<Written>> {
         self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(&attachment).cloned()
     }
 
@@ -166,11 +195,7 @@ impl Core {
     }
 
     /// A volume was attached: it writes back from now on, if that is wanted; else no cache may hold more than its store.
-    pub(super) fn begin_back(
-        &self,
-        name: &str,
-        back: Option<(BackConfig, MarkerAt)>,
-    ) -> Result<(), CacheError> {
+    pub(super) fn begin_back(&self, name: &str, wish: &BackWish) -> Result<(), CacheError> {
         let volume = self.attached(name)?;
         let of = name.to_owned();
         let found = self.on_log(move |log| {
@@ -179,9 +204,9 @@ impl Core {
             Some(((sb.uuid, sb.epoch), volume.and_then(|v| v.write_back)))
         })?;
         let Some((cache, record)) = found else { return Ok(()) };
-        match back {
-            Some((config, at)) => self.write_back(&volume, record, cache, (config, Some(&at)), None),
-            None => check_through(self, &volume, record.as_ref(), cache, None),
+        match wish.back {
+            Some(_) => self.write_back(&volume, record, cache, wish, None),
+            None => check_through(&volume, record.as_ref(), cache, wish),
         }
     }
 
@@ -259,29 +284,30 @@ impl Core {
         Ok(Some(true))
     }
 
-    /// The markers of volumes that are dirty say how far their stores are: what a `recover` can tell of a cache that is lost.
-    pub(super) fn refresh_markers(&self) {
-        let Some(back) = self.back.get() else { return };
-        let volumes = back.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
-        for (attachment, written) in volumes {
-            let Some(place) = &written.place else { continue };
-            let Some(status) = back.log().status(self.now(), attachment) else { continue };
-            let mut number = locked(&written.number);
-            let frontier = status.positions[0];
-            if written.said.load(Ordering::Relaxed) == frontier {
-                continue;
+    /// The marker of a volume says how far its store is, if it writes back and that has changed: what a `recover` can tell of a cache that is
+    /// lost.
+    pub(super) fn refresh_marker(&self, volume: &Attached) {
+        let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
+        let Some(written) = back.written(attachment) else { return };
+        let Some(place) = &written.place else { return };
+        let Some(status) = back.log().status(self.now(), attachment) else { return };
+        let frontier = status.positions[0];
+        let mut number = locked(&written.number);
+        if written.said.load(Ordering::Relaxed) == frontier || volume.attachment().is_none() {
+            return;
+        }
+        let state = MarkerState::Dirty;
+        let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        // What is dirty was written since.
+        let age = status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
+        marker.time = marker.time.saturating_sub(age);
+        match locked(place).write(&marker) {
+            Ok(()) => {
+                *number += 1;
+                written.said.store(frontier, Ordering::Relaxed);
+                back.log().set_marker(attachment, *number);
             }
-            let said = MarkerState::Dirty;
-            let marker =
-                self.marker(&written.attached, &written.state, *number + 1, said, frontier);
-            match locked(place).write(&marker) {
-                Ok(()) => {
-                    *number += 1;
-                    written.said.store(frontier, Ordering::Relaxed);
-                    back.log().set_marker(attachment, *number);
-                }
-                Err(error) => tracing::warn!("volume '{}': {error}", written.attached.name),
-            }
+            Err(error) => tracing::warn!("volume '{}': {error}", volume.name),
         }
     }
 }

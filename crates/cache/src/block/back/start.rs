@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::Nanos;
+use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::log::{Attach, Config, WriteLog};
 use larder_engine::block::writeback::marker::{self, Mark, Verdict, Why};
@@ -13,20 +14,14 @@ use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
-use larder_runtime::Device as _;
+use larder_runtime::{AlignedBuf, Device as _};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
 
+use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
-use super::super::{Core, locked};
-use super::{Back, BackConfig, Cuts, Grain, MarkerAt, Order, Written};
-
-/// Batches of the log under way at a time.
-const DEPTH: u32 = 2;
-/// Bytes of a window that goes to the store at once.
-const WINDOW: u64 = 64 << 20;
-/// Requests to a store for destage under way at a time, of a volume.
-const STORE_DEPTH: u32 = 64;
+use super::journal::{Journal, Journaling, Of};
+use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Written};
 
 /// The volume's own of what is wrong with it.
 fn volume_error(name: &str, reason: String) -> CacheError {
@@ -71,23 +66,23 @@ fn refused(name: &str, why: Why, place: &str, marker: Option<&Marker>) -> CacheE
     let reason = match why {
         Why::Elsewhere(cache) => format!(
             "{place} says that the cache {cache} (last used on host '{host}') holds writes that the store does not have: serve it with that \
-             cache, or give them up with `larder block recover`"
+             cache, or have its store recovered, which gives them up"
         ),
         Why::Lost => format!(
-            "{place} says that this cache holds writes that the store does not have, and it does not have them any more: `larder block \
-             recover` gives them up"
+            "{place} says that this cache holds writes that the store does not have, and it does not have them any more: have its \
+             store recovered, which gives them up"
         ),
         Why::NoMarker => format!(
             "this cache holds writes of it that the store does not have, and {place} is gone or damaged, so nothing says that they still count: \
              put it back"
         ),
         Why::MarkerLost => format!(
-            "there was a marker of write-back, and {place} is gone or damaged: put it back, or give up what a cache may hold with `larder block \
-             recover`"
+            "there was a marker of write-back, and {place} is gone or damaged: put it back, or have its store recovered, \
+             which gives up what a cache may hold"
         ),
         Why::SetBack => format!(
             "{place} is older than what this cache knows of it, or the cache is older than the marker: one of the two was set back to a copy; \
-             `larder block recover` gives up what the cache holds"
+             have its store recovered as one that was set back, which gives up what any cache holds"
         ),
     };
     volume_error(name, reason)
@@ -110,17 +105,20 @@ impl Looked {
 /// Looks at a volume's marker, as the cache `uuid` whose last run was `run`. `None` where there is none by the operator's word, or where its
 /// store has no place for one and the volume does not need it.
 fn look(
-    core: &Core,
     volume: &Attached,
     record: Option<&WrittenBack>,
     (uuid, run): (Uuid, u64),
-    (writes_back, at): (bool, Option<&MarkerAt>),
+    wish: &BackWish,
+    found: Option<(&Recovered, &scan::Scan)>,
 ) -> Result<Option<Looked>, CacheError> {
     let name = &volume.name;
-    let at = match at.or(core.config.markers.get(name)) {
-        Some(MarkerAt::Nowhere) => return Ok(None),
-        Some(MarkerAt::At(place)) => Some(place.clone()),
-        Some(MarkerAt::Beside) | None => None,
+    let logged = record.and_then(|record| found?.0.volumes.get(&record.attachment));
+    let logged = logged.map_or(0, |volume| volume.marker);
+    let writes_back = wish.back.is_some();
+    let at = match &wish.marker {
+        MarkerAt::Nowhere => return Ok(None),
+        MarkerAt::At(place) => Some(place.clone()),
+        MarkerAt::Beside => None,
     };
     let options = PlaceOptions { at, look: !writes_back, ..PlaceOptions::default() };
     let mut place = match marker_place(volume.volume().backing(), &options) {
@@ -135,7 +133,7 @@ fn look(
         Found::Absent { was } => marker::Read::Absent { was: *was },
         Found::Damaged => marker::Read::Damaged,
     };
-    let known = record.map_or(0, |record| record.marker);
+    let known = record.map_or(0, |record| record.marker).max(logged);
     let cache = marker::Cache { uuid, run, holds: holds(record), known };
     let judged = marker::judge(read, &cache, Fault::default());
     let found = match found {
@@ -150,19 +148,18 @@ fn look(
 /// # Errors
 /// When that is so, or cannot be found out.
 pub(in crate::block) fn check_through(
-    core: &Core,
     volume: &Attached,
     record: Option<&WrittenBack>,
     cache: (Uuid, u64),
-    at: Option<&MarkerAt>,
+    wish: &BackWish,
 ) -> Result<(), CacheError> {
     let name = &volume.name;
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
     let kept = || {
-        let reason = "this cache holds writes of it that its store does not have: serve it with --write back, so that they come there";
+        let reason = "this cache holds writes of it that its store does not have: serve it as a volume that writes back, so that they come there";
         volume_error(name, reason.to_owned())
     };
-    let Some(looked) = look(core, volume, record, cache, (false, at))? else {
+    let Some(looked) = look(volume, record, cache, wish, None)? else {
         return if dirty { Err(kept()) } else { Ok(()) };
     };
     match looked.judged {
@@ -180,26 +177,35 @@ pub(in crate::block) fn check_through(
 pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<(), CacheError> {
     let was = (sb.uuid, sb.epoch);
     let record = |name: &str| sb.volumes.iter().find(|v| v.name == name);
-    let through = |v: &&Arc<Attached>| !core.config.back.contains_key(&v.name);
+    let wish = |volume: &Attached| core.config.wish_of(&volume.name);
+    let through = |volume: &&Arc<Attached>| wish(volume).back.is_none();
     let volumes = core.volumes();
+    let first = volumes.iter().find(|volume| !through(volume)).map(|volume| &volume.name);
     for volume in volumes.iter().filter(through) {
-        check_through(core, volume, record(&volume.name).and_then(|v| v.write_back.as_ref()), was, None)?;
+        let record = record(&volume.name).and_then(|v| v.write_back.as_ref());
+        check_through(volume, record, was, &wish(volume))?;
+    }
+    if core.config.record.is_some() && first.is_some() {
+        let reason =
+            "a run with volumes that write back cannot be recorded: record one that writes through";
+        return Err(CacheError::System { what: "the record", reason: reason.to_owned() });
     }
     let Some(area) = sb.write_log else {
-        return match core.config.back.keys().next() {
+        return match first {
             None => Ok(()),
             Some(name) => Err(volume_error(
                 name,
-                "it is to write back, and this cache has no write log: make one that has (`larder block format --write-log`)".to_owned(),
+                "it is to write back, and this cache has no write log: format one that has"
+                    .to_owned(),
             )),
         };
     };
     if !core.is_enabled() {
-        return match core.config.back.keys().next() {
+        return match first {
             None => Ok(()),
             Some(name) => Err(volume_error(
                 name,
-                "it is to write back, and the cache is not used: see why, or serve it without --write back".to_owned(),
+                "it is to write back, and the cache is not used: see why, or serve it as one that writes through".to_owned(),
             )),
         };
     }
@@ -208,7 +214,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             && !volumes.iter().any(|volume| volume.name == v.name)
     };
     if let Some(missing) = sb.volumes.iter().find(missing) {
-        let reason = "this cache holds writes of it that its store does not have: serve it too, with --write back, until they are there";
+        let reason = "this cache holds writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
         return Err(volume_error(&missing.name, reason.to_owned()));
     }
     let asked: Vec<(u32, u64)> = sb
@@ -230,12 +236,12 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         at: area.at,
         geometry: area.geometry,
         segments: area.segments,
-        depth: DEPTH,
+        depth: defaults::LOG_DEPTH,
         wall: super::unix_nanos().saturating_sub(core.now().0),
     };
     let log = match asked.is_empty() && scanned.batches.is_empty() {
         true => WriteLog::new(config),
-        false => WriteLog::found(config, &found, found.chain.before),
+        false => WriteLog::found(config, &found, &scanned),
     };
     let back = Back::new(log, (sb.uuid, run.unwrap_or(sb.epoch)));
     if core.back.set(back).is_err() {
@@ -243,11 +249,40 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     }
     for volume in volumes.iter().filter(|volume| !through(volume)) {
         let written = record(&volume.name).and_then(|v| v.write_back);
-        let config = core.config.back[&volume.name].clone();
-        core.write_back(volume, written, was, (config, None), Some(&found))?;
+        core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)))?;
     }
-    call_log(&**core, None, |log, asks| log.recovered(asks));
-    Ok(())
+    // The first batch of this run makes void what a crash may still bring back of the last.
+    let begun = call_log(&**core, None, |log, asks| log.start(asks));
+    let mut asks = begun.map(|(_, asks)| asks).unwrap_or_default();
+    loop {
+        let (writes, flush) = (std::mem::take(&mut asks.writes), asks.flush.take());
+        if writes.is_empty() && flush.is_none() {
+            break;
+        }
+        for write in writes {
+            let mut bytes = AlignedBuf::zeroed(write.len as usize);
+            bytes[..write.head.len()].copy_from_slice(&write.head);
+            core.device.write_at(write.at, &bytes)?;
+            let done = call_log(&**core, None, |log, asks| {
+                log.written(core.now(), write.number, true, asks);
+            });
+            asks.add(done.map(|(_, asks)| asks).unwrap_or_default());
+        }
+        if let Some(covers) = flush {
+            core.device.sync()?;
+            let done = call_log(&**core, None, |log, asks| {
+                log.flushed(core.now(), covers, true, asks);
+            });
+            asks.add(done.map(|(_, asks)| asks).unwrap_or_default());
+        }
+    }
+    match core.back.get().is_some_and(|back| back.log().is_started()) {
+        true => Ok(()),
+        false => Err(CacheError::System {
+            what: "the write log",
+            reason: "it is full, and has no room for what a start writes".to_owned(),
+        }),
+    }
 }
 
 impl Core {
@@ -260,16 +295,24 @@ impl Core {
         volume: &Arc<Attached>,
         record: Option<WrittenBack>,
         was: (Uuid, u64),
-        (config, at): (BackConfig, Option<&MarkerAt>),
-        found: Option<&Recovered>,
+        wish: &BackWish,
+        found: Option<(&Recovered, &scan::Scan)>,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
         let fail = |reason: String| volume_error(name, reason);
-        let back = self.back.get().ok_or_else(|| fail("there is no write log".to_owned()))?;
-        if matches!(config.order, Order::Journaled(_)) {
-            return Err(fail("a journal is not kept yet".to_owned()));
-        }
-        let mut looked = look(self, volume, record.as_ref(), was, (true, at))?;
+        let no_log = || {
+            fail(
+                "it is to write back, and this cache has no write log: format one that has"
+                    .to_owned(),
+            )
+        };
+        let back = self.back.get().ok_or_else(no_log)?;
+        let config = wish.back.clone().unwrap_or_default();
+        let journal = match config.order {
+            Order::Journaled(_) => Some(journal_of(self, volume)?),
+            _ => None,
+        };
+        let mut looked = look(volume, record.as_ref(), was, wish, found)?;
         let judged = match &looked {
             Some(looked) => looked.judged,
             // Without a marker this cache alone knows.
@@ -288,36 +331,80 @@ impl Core {
             Verdict::GoOn => {
                 let record =
                     record.ok_or_else(|| fail("the cache knows nothing of it".to_owned()))?;
-                let found = found.and_then(|found| found.volumes.get(&record.attachment));
+                let scanned = found.map(|(_, scanned)| scanned);
+                let found = found.and_then(|(found, _)| found.volumes.get(&record.attachment));
                 if found.is_some_and(|found| found.gap) {
                     return Err(fail(
-                        "writes of it that this cache alone had are lost in the midst of others: `larder block recover` gives up all of them"
+                        "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of them"
                             .to_owned(),
                     ));
                 }
+                // A journal of the last run may hold what the store lacks, whatever the order is now.
+                let left = match (&journal, record.order) {
+                    (Some(journal), _) => Some(journal),
+                    (None, MarkerOrder::Journaled) => {
+                        return Err(fail(
+                            "its last run was journaled: serve it so once more, and destage all of it before its order \
+                             changes"
+                                .to_owned(),
+                        ));
+                    }
+                    (None, _) => None,
+                };
+                let of = Of {
+                    volume: record.volume,
+                    cache: back.cache.0,
+                    generation: record.generation,
+                };
+                let applied = match left {
+                    Some(journal) => {
+                        let store = volume.volume().backing();
+                        // Lines under it are older than what it brings.
+                        self.distrust(volume, store.look())?;
+                        journal.apply(of, store).map_err(fail)?
+                    }
+                    None => None,
+                };
+                let epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
+                let applied = applied.map_or(0, |applied| applied.last);
+                let frontier = found.map_or(record.began, |found| found.frontier).max(applied);
                 let state = WrittenBack { order: order_of(config.order), ..record };
-                self.attach_log(
-                    volume,
-                    &state,
-                    &config,
-                    found.map_or(state.began, |f| f.frontier),
-                    number,
-                );
-                if let Some(found) = found {
+                self.attach_log(volume, &state, &config, frontier, (number, epoch));
+                if let Some((found, scanned)) = found.zip(scanned) {
                     let now = self.now();
-                    back.log().recover(now, state.attachment, found);
+                    back.log().recover(now, state.attachment, found, scanned);
                 }
                 state
             }
             Verdict::Attach { generation, lines } => {
-                if !lines {
-                    self.drop_lines_of(volume);
+                // Where there never was a marker no cache has ever written back: the lines are as true as the store says they are.
+                if !lines && found_marker.is_some() {
+                    self.distrust(volume, volume.volume().backing().look())?;
                 }
                 let uuid = found_marker.as_ref().map(|m| m.volume).or(record.map(|r| r.volume));
                 let uuid = match uuid {
                     Some(uuid) => uuid,
                     None => random_uuid()?,
                 };
+                let mut generation = generation;
+                if found_marker.is_none()
+                    && let Some(looked) = &mut looked
+                {
+                    // A kill behind the next step finds one that says that nothing is dirty.
+                    let first = WrittenBack {
+                        volume: uuid,
+                        attachment: 0,
+                        began: 0,
+                        holds: HoldsState::Nothing,
+                        generation,
+                        marker: 0,
+                        order: order_of(config.order),
+                    };
+                    number += 1;
+                    let clean = self.marker(volume, &first, number, MarkerState::Clean, 0);
+                    looked.place.write(&clean).map_err(|e| fail(e.to_string()))?;
+                    generation += 1;
+                }
                 let order = order_of(config.order);
                 let of = name.clone();
                 let state = self.on_log(move |log| {
@@ -343,7 +430,7 @@ impl Core {
                     looked.place.write(&marker).map_err(|e| fail(e.to_string()))?;
                 }
                 volume.make_durable()?;
-                self.attach_log(volume, &state, &config, 0, number);
+                self.attach_log(volume, &state, &config, 0, (number, 0));
                 state
             }
             Verdict::Refuse(why) => return Err(refused(name, why, &said, found_marker.as_deref())),
@@ -355,7 +442,7 @@ impl Core {
                 let clean = self.marker(volume, &state, number + 1, MarkerState::Clean, 0);
                 looked.place.write(&clean).map_err(|e| fail(e.to_string()))?;
                 drop(looked.place.read());
-                return self.write_back_again(volume, record, was, (config, at));
+                return self.write_back_again(volume, record, was, wish);
             }
             Verdict::Drain | Verdict::TakeUp { .. } | Verdict::Wait => {
                 return Err(fail(format!(
@@ -363,7 +450,18 @@ impl Core {
                 )));
             }
         };
+        let journal = match journal {
+            Some(journal) => {
+                let of =
+                    Of { volume: state.volume, cache: back.cache.0, generation: state.generation };
+                let core = self.me.get().cloned().unwrap_or_default();
+                let started = Journaling::start(core, state.attachment, of, journal);
+                Some(started.map_err(|e| fail(format!("a thread for its journal: {e}")))?)
+            }
+            None => None,
+        };
         back.add(Written {
+            journal,
             attached: volume.clone(),
             place: looked.map(|looked| looked.place.into()),
             state,
@@ -380,9 +478,9 @@ impl Core {
         volume: &Arc<Attached>,
         record: Option<WrittenBack>,
         was: (Uuid, u64),
-        back: (BackConfig, Option<&MarkerAt>),
+        wish: &BackWish,
     ) -> Result<(), CacheError> {
-        self.write_back(volume, record, was, back, None)
+        self.write_back(volume, record, was, wish, None)
     }
 
     fn attach_log(
@@ -391,14 +489,17 @@ impl Core {
         state: &WrittenBack,
         config: &BackConfig,
         frontier: u64,
-        marker: u64,
+        (marker, epoch): (u64, u64),
     ) {
         let Some(back) = self.back.get() else { return };
         let destage = destager::Config {
             order: config.order,
             pace: config.pace,
-            most: WINDOW,
-            depth: STORE_DEPTH,
+            most: match config.order {
+                Order::Journaled(_) => defaults::EPOCH.0,
+                _ => defaults::WINDOW.0,
+            },
+            depth: defaults::DESTAGE_DEPTH,
         };
         let now: Nanos = self.now();
         tracing::debug!(volume = volume.name, attachment = state.attachment, "writes back");
@@ -406,11 +507,12 @@ impl Core {
             now,
             Attach {
                 attachment: state.attachment,
+                volume: state.volume,
                 generation: state.generation,
                 destage,
                 bound: config.dirty_max.map(|bytes| bytes.0),
                 frontier,
-                epoch: 0,
+                epoch,
                 marker,
             },
         );
@@ -445,9 +547,26 @@ impl Core {
     }
 }
 
-fn random_uuid() -> Result<Uuid, CacheError> {
+pub(super) fn random_uuid() -> Result<Uuid, CacheError> {
     let random = larder_runtime::machine::random_bytes::<16>();
     let random =
         random.map_err(|e| CacheError::System { what: "random bytes", reason: e.to_string() })?;
     Ok(Uuid(random))
+}
+
+/// The journal of a volume: beside its image.
+fn journal_of(core: &Core, volume: &Attached) -> Result<Journal, CacheError> {
+    let fail = |reason: String| volume_error(&volume.name, reason);
+    let image = volume.volume().backing().image().filter(|image| !image.is_device());
+    let Some(image) = image else {
+        return Err(fail(
+            "journaled needs a journal, which is kept beside the image of a file store alone: choose ordered".to_owned(),
+        ));
+    };
+    let path = Journal::beside(image.path());
+    let same = std::fs::canonicalize(&path).ok().zip(std::fs::canonicalize(core.path()).ok());
+    if same.is_some_and(|(journal, cache)| journal == cache) {
+        return Err(fail(format!("its journal '{}' would be the cache itself", path.display())));
+    }
+    Journal::open(&path, true).map_err(|e| fail(format!("journal '{}': {e}", path.display())))
 }

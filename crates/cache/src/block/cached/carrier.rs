@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_engine::block::node::event::{Answer as Over, Effects, JobId, ShardIo, StoreOp};
-use larder_engine::block::node::logged::LogIo;
+use larder_engine::block::node::logged::{JournalPart, LogIo};
 use larder_engine::block::writeback::log::ToWrite;
 use larder_engine::block::{LineId, Merge, SlotId};
 use larder_format::PAGE_SIZE;
@@ -300,6 +300,26 @@ impl Effects<Daemon> for Carrier {
         let buf = self.spare.take((end - first) as usize);
         let job = FlashJob::LogRead { io, from: (at - first) as usize, len: len as usize };
         self.read(job, first, buf);
+    }
+
+    fn journal_write(
+        &mut self,
+        attachment: u32,
+        epoch: u64,
+        last: u64,
+        parts: Vec<JournalPart<Payload>>,
+    ) {
+        let written = self.cache.back.get().and_then(|back| back.written(attachment));
+        if let Some(journal) = written.as_ref().and_then(|written| written.journal.as_ref()) {
+            journal.write((epoch, last), parts);
+        }
+    }
+
+    fn journal_flush(&mut self, attachment: u32) {
+        let written = self.cache.back.get().and_then(|back| back.written(attachment));
+        if let Some(journal) = written.as_ref().and_then(|written| written.journal.as_ref()) {
+            journal.flush();
+        }
     }
 
     fn deliver_zeros(&mut self, client: &mut Client, at: u64, len: u64) {

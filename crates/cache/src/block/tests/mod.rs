@@ -1,3 +1,4 @@
+mod back;
 mod beside;
 mod check;
 mod ends;
@@ -142,6 +143,7 @@ fn serve(dir: Arc<TempDir>, shape: Shape, volumes: Arc<Volumes>) -> Result<Bench
 fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
     CacheConfig {
         back: std::collections::BTreeMap::new(),
+        back_by_default: None,
         markers: std::collections::BTreeMap::new(),
         write: shape.write,
         replacement: Replacement::Lru,

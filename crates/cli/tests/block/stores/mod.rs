@@ -3,7 +3,7 @@
 
 mod absent;
 mod daemon;
-mod faulty;
+pub(crate) mod faulty;
 mod forgets;
 mod s3;
 

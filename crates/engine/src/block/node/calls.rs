@@ -278,6 +278,15 @@ pub enum Message<B> {
     },
     /// The destage of the volume with this attachment number may go on.
     Destage(u32),
+    /// A volume's journal was written or flushed.
+    Journal {
+        /// The volume's attachment number.
+        attachment: u32,
+        /// It was flushed; else it has an epoch.
+        flushed: bool,
+        /// And that went well.
+        done: bool,
+    },
 }
 
 impl<B> Message<B> {

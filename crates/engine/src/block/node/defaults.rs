@@ -37,6 +37,8 @@ pub const READAHEAD: ByteSize = readahead::DEFAULT;
 pub const LOG_DEPTH: u32 = 2;
 /// Bytes of what goes to a store in one window, at most.
 pub const WINDOW: ByteSize = ByteSize::mib(64);
+/// Bytes of an epoch, at most: it is in memory when it goes to the journal.
+pub const EPOCH: ByteSize = ByteSize::mib(16);
 /// Requests to the store of a volume that are under way at a time for its destage.
 pub const DESTAGE_DEPTH: u32 = 64;
 /// The write log has one part in so many of a cache device that is to have one,

@@ -8,7 +8,7 @@ use larder_base::Nanos;
 use larder_policy::block::BlockKind;
 
 use crate::block::api::{IoId, LineId, Merge, PartKind, SlotId};
-use crate::block::node::logged::LogIo;
+use crate::block::node::logged::{JournalPart, LogIo};
 use crate::block::writeback::log::{Sums, ToWrite};
 
 /// The types that a host brings.
@@ -321,6 +321,21 @@ pub trait Effects<H: Host> {
     /// Read bytes of the device from this one on; `Queue::log_read`.
     fn log_read(&mut self, _io: LogIo, _at: u64, _len: u32) {
         debug_assert!(false, "there is no write log");
+    }
+    /// The journal of a volume is to have an epoch, and its commit, which says that it holds all up to the record `last`. Its end comes as
+    /// [`Message::Journal`](super::calls::Message::Journal).
+    fn journal_write(
+        &mut self,
+        _attachment: u32,
+        _epoch: u64,
+        _last: u64,
+        _parts: Vec<JournalPart<H::Bytes>>,
+    ) {
+        debug_assert!(false, "there is no journal");
+    }
+    /// The journal's device is to be flushed; its end comes likewise.
+    fn journal_flush(&mut self, _attachment: u32) {
+        debug_assert!(false, "there is no journal");
     }
     /// Zeros belong `at` bytes behind the first of a read.
     fn deliver_zeros(&mut self, _ticket: &mut H::Ticket, _at: u64, _len: u64) {

@@ -3,7 +3,7 @@
 //! Whoever calls it carries out what it asks of the device ([`Asks`]). Answers go into mailboxes while the log is locked, so that they come
 //! in the order in which the log gave them; nobody is woken under its lock. It is called with no shard locked.
 
-use crate::block::api::OpId;
+use crate::block::api::{OpId, PartKind};
 use crate::block::node::calls::{Message, OP_BITS, Wake, put, thread_of};
 use crate::block::node::event::Host;
 use crate::block::node::queue::Node;
@@ -12,6 +12,19 @@ use crate::block::writeback::log::{Asks, WriteLog};
 /// Number of a read of the log, of the queue that asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogIo(pub u32);
+
+/// A stretch of an epoch, as the journal is to have it. They come in the order of the volume, and none overlaps another.
+#[derive(Clone, Debug)]
+pub struct JournalPart<B> {
+    /// First byte in the volume.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What it will hold: bytes, zeros, or what the store gives for what is trimmed.
+    pub kind: PartKind,
+    /// The bytes of a write.
+    pub bytes: Option<B>,
+}
 
 /// Calls the log on behalf of thread `me`, if it has a mailbox, which is to look into it afterwards. What is left in the asks is for the
 /// caller to carry out; `None` where there is no log.

@@ -34,7 +34,7 @@ use crate::block::address::Placing;
 use crate::block::api::{GROUP_LINES, IoFailed, LineId, OpId, Part, PartKind, Sum, Verdict};
 use crate::block::planted::{Fault, Planted};
 use crate::block::writeback::log::Found;
-use logged::{Destages, LogJob};
+use logged::{Destages, Epoch, LogJob, Parking};
 pub use node::Node;
 use node::{Judging, allowed};
 
@@ -189,6 +189,10 @@ pub struct Queue<H: Host> {
     untold: Vec<(H::Volume, Answer<H>)>,
     /// Reads of the write log under way, under numbers that are used again.
     log_jobs: Vec<Option<LogJob>>,
+    /// By volume, what is copied out of the way in the log.
+    parking: BTreeMap<u32, Parking<H::Bytes>>,
+    /// By volume, what is read for its journal.
+    epochs: BTreeMap<u32, Epoch<H::Bytes>>,
     /// Used again by each operation.
     parts: Vec<(u64, u32)>,
     verdicts: Vec<Verdict>,
@@ -212,6 +216,8 @@ impl<H: Host> Queue<H> {
             unpaid: VecDeque::new(),
             untold: Vec::new(),
             log_jobs: Vec::new(),
+            parking: BTreeMap::new(),
+            epochs: BTreeMap::new(),
             parts: Vec::new(),
             verdicts: Vec::new(),
             kinds: Vec::new(),
@@ -674,6 +680,9 @@ impl<H: Host> Queue<H> {
                 self.step(node, now, fx, id, failed.then(|| H::failure(Why::Failed)));
             }
             Message::Destage(attachment) => self.destage(node, now, fx, attachment),
+            Message::Journal { attachment, flushed, done } => {
+                self.journal_ended(node, now, fx, (attachment, flushed), done);
+            }
             Message::IntentsReady => self.range_ready(node, now, fx, id),
             Message::RangeTurn => self.range_turn(node, now, id),
             Message::FlashRead { io, slot, line, lines } => fx.flash_read(io, slot, line, lines),

@@ -70,7 +70,7 @@ fn note_taken(outcome: &Result<TakenUp, CannotCome>) -> Digest {
             digest.all(&[found, taken.volume.first_group, taken.volume.groups, first, groups]);
         }
         Err(CannotCome::Shrunk(had)) => digest.all(&[16, *had]),
-        Err(CannotCome::TooMany) => digest.add(17),
+        Err(CannotCome::TooMany(_)) => digest.add(17),
         Err(CannotCome::NoRoom) => digest.add(18),
     }
     digest

@@ -178,7 +178,13 @@ impl Destager {
         if !due && !hurry {
             return;
         }
-        let Some(window) = log.next(durable, self.config.most, pressed) else { return };
+        let Some(window) = log.next(durable, self.config.most, pressed) else {
+            // In vain: it is tried again in its time, not at once.
+            if let (Pace::Periodic(_), true) = (self.config.pace, due) {
+                self.began = Some(now);
+            }
+            return;
+        };
         self.pieces = log.writes(&window);
         self.began = Some(now);
         let last = *window.end();

@@ -18,6 +18,7 @@
 
 mod batches;
 mod destage;
+mod parking;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -28,11 +29,13 @@ use larder_format::block::write_log::SegmentGeometry;
 
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
+pub use parking::Parks;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
-use super::planted::Fault;
+use super::planted::{Fault, Planted};
 use super::recovery::Recovered;
+use super::scan::Scan;
 use super::segments::{self, Segments};
 use super::throttle::Throttle;
 use super::volume_log::{Kind, VolumeLog};
@@ -86,6 +89,8 @@ impl Config {
 pub struct Attach {
     /// Its attachment number.
     pub attachment: u32,
+    /// Its UUID.
+    pub volume: Uuid,
     /// Its generation (G).
     pub generation: u64,
     /// In which order its store gets what was written, and when.
@@ -169,6 +174,16 @@ impl<B> Default for Asks<B> {
     }
 }
 
+impl<B> Asks<B> {
+    /// What another call has asked for, too.
+    pub fn add(&mut self, more: Asks<B>) {
+        self.writes.extend(more.writes);
+        self.flush = self.flush.or(more.flush);
+        self.answers.extend(more.answers);
+        self.steps.extend(more.steps);
+    }
+}
+
 /// What of a read lies where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
@@ -197,8 +212,17 @@ pub struct Piece {
     pub skip: u32,
     /// What their checksums are.
     pub sums: Sums,
-    /// The batch that has it: pinned until [`WriteLog::unpin`].
-    pub batch: u64,
+    /// What has it: pinned until [`WriteLog::unpin`].
+    pub pin: Pin,
+}
+
+/// What keeps bytes of the log where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// The segment of this batch.
+    Batch(u64),
+    /// The parked segment of this generation.
+    Parked(u64),
 }
 
 /// Somebody who waits for an answer.
@@ -220,6 +244,7 @@ struct Flushing {
 /// One volume.
 #[derive(Debug)]
 struct Attached {
+    uuid: Uuid,
     generation: u64,
     log: VolumeLog,
     overlay: Overlay,
@@ -227,6 +252,8 @@ struct Attached {
     sums: VecDeque<Sums>,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
+    /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
+    parked: VecDeque<(u64, u64)>,
     /// When the first record of each batch that has one was logged, and its sequence.
     since: VecDeque<(u64, Nanos)>,
     throttle: Throttle,
@@ -247,6 +274,21 @@ struct Attached {
     destaged: u64,
 }
 
+/// How far a start is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// Volumes are being attached.
+    Found,
+    /// What was found is flushed: a segment may be free by a FRONTIER that is not durable yet.
+    Flushed,
+    /// The first batch of the run is wanted,
+    Wanted,
+    /// is under way,
+    Begun(u64),
+    /// is durable.
+    Started,
+}
+
 /// The write log. See the [module](self).
 #[derive(Debug)]
 pub struct WriteLog<B> {
@@ -256,19 +298,30 @@ pub struct WriteLog<B> {
     before: u64,
     volumes: BTreeMap<u32, Attached>,
     waiting: VecDeque<Append<B>>,
+    /// There was no room for them, or for a FRONTIER.
+    full: bool,
     /// Batches under way, by number: what is tried again if it fails, and how often it was.
     writing: BTreeMap<u64, (ToWrite<B>, u32)>,
+    /// What of a volume is being copied out of the way, the hash of the last batch of each parked segment of this run, and how many batches were
+    /// parked.
+    parking: Option<parking::Parking>,
+    parked_before: BTreeMap<u64, u64>,
+    parks_written: u64,
     flushes: Vec<Flushing>,
-    /// What the flush of the device that is under way makes durable, and how often it has failed.
+    /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
-    flush_failures: u32,
     /// Somebody waits for the next one.
     flush_wanted: bool,
     /// Bytes that were written and not flushed, and since when there are any.
     unflushed: u64,
     unflushed_since: Option<Nanos>,
+    /// Bytes that were written so far.
+    bytes: u64,
     /// Why nothing is logged any more.
     closed: Option<&'static str>,
+    /// A flush has failed: what was not durable by then never counts as durable.
+    unsure: bool,
+    start: Start,
     fault: Fault,
 }
 
@@ -278,12 +331,15 @@ impl<B: Clone> WriteLog<B> {
         WriteLog::with(config, Segments::new(config.segments()), 0)
     }
 
-    /// The log as a start has found it. `before` is what the chain calls its last batch. Its volumes are to be attached
-    /// ([`WriteLog::attach`]) and given what was found of them ([`WriteLog::recover`]).
-    pub fn found(config: Config, found: &Recovered, before: u64) -> WriteLog<B> {
-        let last = (found.generation, found.chain.next.saturating_sub(1));
-        let segments = Segments::found(config.segments(), &found.live, &found.parked, last);
-        WriteLog::with(config, segments, before)
+    /// The log as a start has found it, and read with `scan`. Its volumes are to be attached ([`WriteLog::attach`]) and given what was found
+    /// of them ([`WriteLog::recover`]), then it is started ([`WriteLog::start`]).
+    pub fn found(config: Config, found: &Recovered, scan: &Scan) -> WriteLog<B> {
+        // A crash may have left batches of generations that no header names any more: not of more than there are segments.
+        let generation = found.generation.max(scan.generation) + u64::from(config.segments);
+        let last = (generation, found.chain.next.saturating_sub(1));
+        let mut segments = Segments::found(config.segments(), &found.live, &found.parked, last);
+        segments.doubt();
+        WriteLog { start: Start::Found, ..WriteLog::with(config, segments, found.chain.before) }
     }
 
     fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
@@ -293,14 +349,20 @@ impl<B: Clone> WriteLog<B> {
             before,
             volumes: BTreeMap::new(),
             waiting: VecDeque::new(),
+            full: false,
             writing: BTreeMap::new(),
+            parking: None,
+            parked_before: BTreeMap::new(),
+            parks_written: 0,
             flushes: Vec::new(),
             flushing: None,
-            flush_failures: 0,
             flush_wanted: false,
             unflushed: 0,
             unflushed_since: None,
+            bytes: 0,
             closed: None,
+            unsure: false,
+            start: Start::Started,
             fault: Fault::default(),
         }
     }
@@ -320,10 +382,21 @@ impl<B: Clone> WriteLog<B> {
 
     /// A volume writes back from now on.
     pub fn attach(&mut self, now: Nanos, attach: Attach) {
-        let Attach { attachment, generation, destage, bound, frontier, epoch, marker } = attach;
+        let Attach {
+            attachment,
+            volume: uuid,
+            generation,
+            destage,
+            bound,
+            frontier,
+            epoch,
+            marker,
+        } = attach;
         #[allow(unused_mut, reason = "faults are planted in tests")]
         let mut volume = Attached {
+            uuid,
             generation,
+            parked: VecDeque::new(),
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
             sums: VecDeque::new(),
@@ -349,11 +422,25 @@ impl<B: Clone> WriteLog<B> {
         self.divide();
     }
 
-    /// What a start has found of a volume that was just attached: dirty and answered.
-    pub fn recover(&mut self, now: Nanos, attachment: u32, found: &super::recovery::Volume) {
+    /// What a start has found of a volume that was just attached, and read with `scan`: dirty and answered. What its frontier covers, which may
+    /// be a marker's, is let go.
+    pub fn recover(
+        &mut self,
+        now: Nanos,
+        attachment: u32,
+        found: &super::recovery::Volume,
+        scan: &Scan,
+    ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         for dirty in &found.records {
             let record = &dirty.entry.record;
+            if record.sequence <= volume.log.frontier() {
+                match dirty.parked {
+                    Some(generation) => self.segments.let_go_parked(generation, Some(1)),
+                    None => self.segments.let_go(dirty.batch),
+                }
+                continue;
+            }
             let kind = match record.kind {
                 larder_format::block::write_log::Kind::Zero => Kind::Zero,
                 larder_format::block::write_log::Kind::Trim => Kind::Trim,
@@ -363,22 +450,69 @@ impl<B: Clone> WriteLog<B> {
                 at: record.offset,
                 len: record.length,
                 kind,
-                batch: dirty.batch,
+                batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
                 place: dirty.entry.place,
                 room: batches::room(record.payload_bytes()),
             };
             volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::Many(Box::default()));
+            volume.sums.push_back(Sums::new(scan.sums(&dirty.entry)));
             volume.since.push_back((record.sequence, now));
+            volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
             if !dirty.entry.readable {
                 let range = record.offset..record.offset + record.length;
                 volume.overlay.moves(range, record.sequence, None);
             }
         }
+        if self.start == Start::Started {
+            volume.log.recovered();
+        }
     }
 
-    /// The log was flushed after all that was found was read [startflush]: it counts as durable and promised.
-    pub fn recovered(&mut self, asks: &mut Asks<B>) {
+    /// Records of a volume are not needed any more.
+    fn settle(&mut self, attachment: u32, position: u64) -> u64 {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
+        let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
+        let parked = &mut volume.parked;
+        volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
+            bytes += u64::from(logged.room);
+            sums.pop_front();
+            match parked.front().filter(|(of, _)| *of == sequence) {
+                Some(&(_, generation)) => {
+                    parked.pop_front();
+                    segments.let_go_parked(generation, Some(1));
+                }
+                None => segments.let_go(logged.batch),
+            }
+        });
+        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
+            volume.since.pop_front();
+        }
+        bytes
+    }
+
+    /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this
+    /// run is written, and flushed too; when that is durable, what was found counts as promised, and [`WriteLog::is_started`] says that the
+    /// volumes may be read and written. Until then a crash may make more of the last run's batches whole; from then on they are void [run].
+    pub fn start(&mut self, asks: &mut Asks<B>) {
+        if self.start != Start::Found {
+            return;
+        }
+        if self.fault.is(Planted::StartNotFlushed) {
+            self.segments.sure();
+            return self.starts(asks);
+        }
+        self.start = Start::Flushed;
+        (self.flush_wanted, self.flushing) = (false, Some(self.segments.flush_begins()));
+        asks.flush = self.flushing;
+    }
+
+    /// Whether volumes may be read and written.
+    pub fn is_started(&self) -> bool {
+        self.start == Start::Started
+    }
+
+    fn starts(&mut self, asks: &mut Asks<B>) {
+        self.start = Start::Started;
         for (&attachment, volume) in &mut self.volumes {
             volume.log.recovered();
             asks.steps.push(attachment);
@@ -390,7 +524,16 @@ impl<B: Clone> WriteLog<B> {
         let Some(mut volume) = self.volumes.remove(&attachment) else { return };
         let segments = &mut self.segments;
         let last = volume.log.last();
-        volume.log.let_go(last, &mut volume.overlay, |_, logged| segments.let_go(logged.batch));
+        let parked = &mut volume.parked;
+        volume.log.let_go(last, &mut volume.overlay, |sequence, logged| {
+            match parked.front().filter(|(of, _)| *of == sequence) {
+                Some(&(_, generation)) => {
+                    parked.pop_front();
+                    segments.let_go_parked(generation, Some(1));
+                }
+                None => segments.let_go(logged.batch),
+            }
+        });
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
         self.divide();
@@ -451,10 +594,13 @@ impl<B: Clone> WriteLog<B> {
     fn promise(&mut self, mut flush: Flushing, asks: &mut Asks<B>) {
         let Some(volume) = self.volumes.get_mut(&flush.attachment) else { return };
         flush.batch = volume.log.batch_of(flush.position).unwrap_or(0);
-        if flush.batch <= self.segments.durable() {
+        if flush.batch <= self.segments.durable() || self.fault.is(Planted::FlushNotAwaited) {
             volume.log.promise(flush.position);
             asks.answers.push((flush.op, false));
             return asks.steps.push(flush.attachment);
+        }
+        if self.unsure {
+            return asks.answers.push((flush.op, true));
         }
         self.flush_wanted = true;
         self.flushes.push(flush);
@@ -470,7 +616,7 @@ impl<B: Clone> WriteLog<B> {
             Stretch::Clean(at, len) => each(Found::Clean(at, len)),
             Stretch::Dirty(dirty) => match (dirty.holds, volume.piece(config, &dirty)) {
                 (Holds::Bytes(_), Some(piece)) => {
-                    segments.pin(piece.batch);
+                    pin(segments, piece.pin);
                     each(Found::Logged(piece));
                 }
                 (Holds::Zeros | Holds::Trimmed, _) => each(Found::Zeros(dirty.at, dirty.len)),
@@ -480,8 +626,10 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// A batch that [`WriteLog::look`] has pinned has been read.
-    pub fn unpin(&mut self, batch: u64) {
-        self.segments.unpin(batch);
+    pub fn unpin(&mut self, now: Nanos, of: Pin, asks: &mut Asks<B>) {
+        unpin(&mut self.segments, of);
+        // Its segment may be what others wait for.
+        self.form(now, asks);
     }
 
     /// Whether anything of a range is dirty.
@@ -502,6 +650,11 @@ impl<B: Clone> WriteLog<B> {
                 self.close("a batch of the write log could not be written", asks);
             }
             return;
+        }
+        self.bytes += u64::from(write.len);
+        if Self::is_parked(number) {
+            self.copy_written();
+            return self.flush_device(now, asks);
         }
         self.unflushed += u64::from(write.len);
         self.unflushed_since.get_or_insert(now);
@@ -547,11 +700,12 @@ impl<B: Clone> WriteLog<B> {
         let behind = self.unflushed >= FLUSH_BYTES
             || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
         let covers = self.segments.flush_begins();
-        let anything = covers > self.segments.durable();
-        if self.flushing.is_some() || !(self.flush_wanted || behind) || !anything {
+        let anything = covers > self.segments.durable() || self.copy_waits();
+        if self.flushing.is_some() || self.unsure || !(self.flush_wanted || behind) || !anything {
             return;
         }
         self.flush_wanted = false;
+        self.copy_flushes();
         (self.unflushed, self.unflushed_since) = (0, None);
         self.flushing = Some(covers);
         asks.flush = Some(covers);
@@ -565,11 +719,19 @@ impl<B: Clone> WriteLog<B> {
         if !done {
             // What was not flushed may be gone though it can be read: it is not tried again.
             self.close("the cache device could not be flushed", asks);
-            return;
+            self.unsure = true;
+            let flushes = std::mem::take(&mut self.flushes);
+            return asks.answers.extend(flushes.iter().map(|flush| (flush.op, true)));
         }
-        self.flush_failures = 0;
-        self.segments.flushed(covers);
+        let early = self.fault.is(Planted::FlushBegunBefore);
+        self.segments.flushed(if early { self.segments.written() } else { covers });
+        self.copy_flushed();
         let durable = self.segments.durable();
+        match self.start {
+            Start::Flushed => self.start = Start::Wanted,
+            Start::Begun(first) if first <= durable => self.starts(asks),
+            _ => {}
+        }
         let ready: Vec<Flushing> =
             self.flushes.extract_if(.., |flush| flush.batch <= durable).collect();
         for Flushing { op, attachment, position, .. } in ready {
@@ -593,7 +755,8 @@ impl<B: Clone> WriteLog<B> {
         self.acknowledge(now, asks);
         self.form(now, asks);
         self.flush_device(now, asks);
-        let due = |v: &Attached| v.destager.wakes().is_some_and(|at| now >= at);
+        let durable = self.segments.durable();
+        let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
         asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
     }
 
@@ -603,16 +766,13 @@ impl<B: Clone> WriteLog<B> {
         let can = self.flushing.is_none() && self.segments.flush_begins() > self.segments.durable();
         let flush = self.unflushed_since.filter(|_| can);
         let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
-        let written = self.segments.written();
+        let (written, durable) = (self.segments.written(), self.segments.durable());
         let of = |volume: &Attached| {
             let answer = volume
                 .log
                 .answerable(written)
                 .and_then(|logged| volume.due(now, u64::from(logged.room)));
-            // A period that is over without anything to destage ends when there is.
-            let destage =
-                volume.destager.wakes().filter(|at| !volume.destager.is_idle() || *at > now);
-            answer.into_iter().chain(destage).min()
+            answer.into_iter().chain(volume.wakes(durable)).min()
         };
         flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
     }
@@ -623,12 +783,14 @@ impl<B: Clone> WriteLog<B> {
         for append in self.waiting.drain(..) {
             asks.answers.push((append.op, true));
         }
-        for flush in std::mem::take(&mut self.flushes) {
-            asks.answers.push((flush.op, true));
-        }
         for volume in self.volumes.values_mut() {
             asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
         }
+    }
+
+    /// Bytes that were written to the log so far, by this run.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Why nothing is logged any more, if that is so.
@@ -638,14 +800,20 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
-    /// Whether its destager waits for what there is now: the first record behind its frontier, durable up to this batch.
+    /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
     fn may_begin(&self, durable: u64) -> bool {
-        let first = self.log.record(self.log.frontier() + 1);
-        self.destager.is_idle() && first.is_some_and(|logged| logged.batch <= durable)
+        let first = self.log.frontier() + 1;
+        let logged = self.log.record(first).filter(|_| first <= self.log.acknowledged());
+        self.destager.is_idle() && logged.is_some_and(|logged| logged.batch <= durable)
     }
 
-    /// When its next write may be answered. Where nothing that was answered is dirty nothing can be destaged either, however much is held:
-    /// one that waited for that would wait for ever.
+    /// When its destager goes on by itself, if there is anything for it.
+    fn wakes(&self, durable: u64) -> Option<Nanos> {
+        let any = !self.destager.is_idle() || self.may_begin(durable);
+        self.destager.wakes().filter(|_| any)
+    }
+
+    /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.
     fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
         if self.log.acknowledged() == self.log.frontier() {
             return Some(now);
@@ -656,22 +824,41 @@ impl Attached {
     /// Where a dirty stretch lies on the device.
     fn piece(&self, config: &Config, dirty: &super::overlay::Dirty) -> Option<Piece> {
         use larder_format::block::write_log::pieces;
-        let Holds::Bytes(place) = dirty.holds else { return None };
+        if !matches!(dirty.holds, Holds::Bytes(_)) {
+            return None;
+        }
         let logged = self.log.record(dirty.sequence)?;
         let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
         let (first, end) =
             (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
-        let first_of_record = place - from;
         Some(Piece {
             at: dirty.at,
             len: dirty.len,
-            place: config.at + first_of_record + cover.start,
+            // Where the record lies now: it may have been parked since the stretch was looked at.
+            place: config.at + logged.place + cover.start,
             bytes: (cover.end - cover.start) as u32,
             skip: (from - cover.start) as u32,
             sums: Sums::new(sums.as_slice().get(first as usize..end as usize)?),
-            batch: logged.batch,
+            pin: match self.parked.binary_search_by_key(&dirty.sequence, |parked| parked.0) {
+                Ok(at) => Pin::Parked(self.parked[at].1),
+                Err(_) => Pin::Batch(logged.batch),
+            },
         })
+    }
+}
+
+fn pin(segments: &mut Segments, of: Pin) {
+    match of {
+        Pin::Batch(batch) => segments.pin(batch),
+        Pin::Parked(generation) => segments.pin_parked(generation),
+    }
+}
+
+fn unpin(segments: &mut Segments, of: Pin) {
+    match of {
+        Pin::Batch(batch) => segments.unpin(batch),
+        Pin::Parked(generation) => segments.unpin_parked(generation),
     }
 }

@@ -11,12 +11,13 @@
 //! | [`marker`] | who may serve a volume; the steps of attach, detach, carrying, taking up, recovering |
 //! | [`log`] | all of these of one cache device: batches, answers, flushes, windows; what a queue is to carry out |
 //! | [`segments`] | where the next batch goes, what is written and durable, when a segment is used again |
+//! | [`scan`] | what a start reads of the log, and what it could not read |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound |
 //! | [`words`] | how an order and a pace are said |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
-//! machines is `tests/writeback_model`. No host has them yet.
+//! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`).
 
 pub mod destager;
 pub mod log;
@@ -24,6 +25,7 @@ pub mod marker;
 pub mod overlay;
 mod planted;
 pub mod recovery;
+pub mod scan;
 pub mod segments;
 pub mod throttle;
 pub mod volume_log;

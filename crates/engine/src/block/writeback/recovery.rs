@@ -24,6 +24,8 @@ pub struct Entry {
     pub place: u64,
     /// Its payload can be read, as far as is known: of a batch in the tail it was verified, or the batch is not there.
     pub readable: bool,
+    /// Which checksums are its payload's: [`Scan::sums`](super::scan::Scan::sums).
+    pub sums: u32,
 }
 
 /// A batch whose header verifies. One in the tail is whole, payload included.
@@ -94,8 +96,9 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
     let links: Vec<Link> = main.iter().map(|batch| batch.link).collect();
     let fronts: Vec<(&Scanned, &Frontier)> =
         main.iter().filter_map(|batch| Some((*batch, batch.frontier.as_ref()?))).collect();
-    let oldest = fronts.iter().map(|(_, f)| (f.oldest_generation, f.oldest_batch)).max();
-    let mut oldest = oldest.unwrap_or((0, 1));
+    // The newest says it. A void one may name a segment that was lost with it, as the only one.
+    let newest = fronts.iter().max_by_key(|(batch, _)| (batch.link.run, batch.link.number));
+    let mut oldest = newest.map_or((0, 1), |(_, f)| (f.oldest_generation, f.oldest_batch));
     if fault.is(Planted::OldestIgnored) {
         oldest = (0, links.iter().map(|link| link.number).min().unwrap_or(1));
     }
@@ -128,15 +131,16 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
             volume.last += 1;
             volume.records.push(*record);
         }
-        // What batches behind the last hole say of it: nothing, and its last records may be in the hole.
+        // What batches behind the last hole say of it: nothing, and its last records may be in the hole. Without a hole they may have been
+        // in a parked segment that is lost.
         let hole = chain.damaged.last().map(|lost| lost.end);
-        let behind = counts.iter().filter(|b| hole.is_some_and(|end| b.link.number >= end));
+        let behind = counts.iter().filter(|b| hole.is_none_or(|end| b.link.number >= end));
         let named = behind.flat_map(|batch| {
             let last = batch.frontier.as_ref().and_then(|f| f.volume(number)).map(|f| f.last);
             let seen = batch.entries.iter().filter(|e| e.record.attachment == number);
             last.into_iter().chain(seen.map(|e| e.record.sequence))
         });
-        let unknown = hole.is_some() && named.max().is_none_or(|named| volume.last < named);
+        let unknown = named.max().map_or(hole.is_some(), |named| volume.last < named);
         volume.gap = (volume.last < highest || unknown) && !fault.is(Planted::GapIgnored);
         found.insert(number, volume);
     }
@@ -152,10 +156,16 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
     recovered
 }
 
-/// The volume's records of this batch; a later one of the same sequence takes the place of an earlier one.
+/// The volume's records of this batch; a later one of the same sequence takes the place of an earlier one, unless only the earlier one can
+/// be read.
 fn add(dirty: &mut BTreeMap<u64, Dirty>, batch: &Scanned, number: u32, parked: Option<u64>) {
+    let reads = |entry: &Entry| entry.readable && !entry.record.flags.unreadable;
     for &entry in &batch.entries {
         if entry.record.attachment == number && entry.record.kind != Kind::Frontier {
+            let before = dirty.get(&entry.record.sequence);
+            if before.is_some_and(|before| reads(&before.entry)) && !reads(&entry) {
+                continue;
+            }
             let batch = batch.link.number;
             dirty.insert(entry.record.sequence, Dirty { entry, batch, parked });
         }

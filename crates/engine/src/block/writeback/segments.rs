@@ -9,12 +9,12 @@
 //! Freed segments stay readable until they are overwritten, so a start must be told which of them count: segments retire oldest first
 //! [fifo], a FRONTIER names the oldest that is live [oldest], each segment begins with one [repeat], and a retired segment is used again
 //! only when a FRONTIER that no longer counts it as live is durable [saidfree]. Client writes leave segments for FRONTIERs and for parking
-//! [reserve]; the last of those a FRONTIER takes only where that frees one.
+//! [reserve]; a FRONTIER takes one of those only where that frees one, or lets go of what holds the oldest.
 //!
 //! A FLUSH joins the next flush of the device that *begins*, and covers the batches whose writes had ended by then [flushlog]. Rules in
 //! brackets are those of `models/write_back.py`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::planted::{Fault, Planted};
 
@@ -36,6 +36,8 @@ pub enum Purpose {
     Clients,
     /// A FRONTIER alone.
     Frontier,
+    /// The same, by which records of the oldest segment are let go: the log hangs without.
+    Release,
 }
 
 /// Where a batch goes, and what it says of the log.
@@ -112,6 +114,8 @@ pub struct Segments {
     /// The last batch when it retired, and the segment; in that order.
     retired: VecDeque<(u64, u32)>,
     parked: Vec<Parked>,
+    /// Reads of parked segments that are under way, by generation.
+    parked_pins: BTreeMap<u64, u32>,
     /// The last generation that was given out.
     generation: u64,
     /// The last batch number that was given out.
@@ -146,7 +150,9 @@ impl Segments {
             free: (0..config.segments).filter(|segment| !used(segment)).collect(),
             live: live.iter().map(|&found| Live { found, pins: 0 }).collect(),
             retired: VecDeque::new(),
-            parked: parked.to_vec(),
+            parked_pins: BTreeMap::new(),
+            // Of a former run: nothing is added to them, since what their chains end with is not known.
+            parked: parked.iter().map(|&p| Parked { used: config.room, ..p }).collect(),
             generation: last.0,
             number: last.1,
             written: last.1,
@@ -164,6 +170,16 @@ impl Segments {
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Fault) {
         self.fault = fault;
+    }
+
+    /// What was found was read, and may be in the device's cache alone: nothing of it is durable before a flush.
+    pub fn doubt(&mut self) {
+        self.durable = 0;
+    }
+
+    /// It is taken for durable all the same.
+    pub(super) fn sure(&mut self) {
+        self.durable = self.written;
     }
 
     /// So many segments client writes leave from now on.
@@ -199,6 +215,11 @@ impl Segments {
         self.live.front().map_or(next, of)
     }
 
+    /// The last batch of the oldest segment; of the open one there is no last.
+    pub fn last_of_oldest(&self) -> u64 {
+        self.live.get(1).map_or(u64::MAX, |next| next.found.first - 1)
+    }
+
     /// Whether a FRONTIER would free a segment.
     pub fn would_free(&self) -> bool {
         self.retired.back().is_some_and(|&(at, _)| at >= self.told)
@@ -220,24 +241,25 @@ impl Segments {
         let reserve = match purpose {
             _ if self.fault.is(Planted::NoReserve) => 0,
             Purpose::Clients => self.config.reserve,
+            Purpose::Release => 0,
             Purpose::Frontier if self.would_free() => 0,
-            // Windows of the oldest segment's records may have to be told of before it retires: that takes less than a segment, and the last
-            // one stays for the FRONTIER that frees it.
-            Purpose::Frontier => self.config.reserve.min(1),
+            Purpose::Frontier => self.config.reserve,
         };
         if left? < reserve {
             return None;
         }
-        self.number += 1;
-        self.ahead.push_back(false);
         let bytes = if opens { with_frontier } else { bytes };
         if opens {
-            self.generation += 1;
-            let (generation, first) = (self.generation, self.number);
             let segment = self.free.pop_front()?;
+            self.generation += 1;
+            let (generation, first) = (self.generation, self.number + 1);
             let found = Found { segment, generation, first, used: 0, records: 0 };
             self.live.push_back(Live { found, pins: 0 });
+            // The one before was open, and nothing may need it any more: the FRONTIER that comes first says so.
+            self.retire();
         }
+        self.number += 1;
+        self.ahead.push_back(false);
         let open = &mut self.live.back_mut()?.found;
         let placed = Placed {
             number: self.number,
@@ -330,7 +352,7 @@ impl Segments {
         let mut at = 0;
         while at < most && at + 1 < self.live.len() {
             let Live { found, pins } = self.live[at];
-            if found.records > 0 || pins > 0 {
+            if found.records > 0 || pins > 0 && !self.fault.is(Planted::PinsIgnored) {
                 at += 1;
                 continue;
             }
@@ -393,10 +415,25 @@ impl Segments {
         let Some(at) = self.parked.iter().position(|p| p.generation == generation) else { return };
         let parked = &mut self.parked[at];
         parked.records -= records.unwrap_or(parked.records).min(parked.records);
-        if parked.records == 0 {
+        if parked.records == 0 && !self.parked_pins.contains_key(&generation) {
             let segment = parked.segment;
             self.parked.swap_remove(at);
             self.retires(segment);
+        }
+    }
+
+    /// Bytes of a parked segment are being read.
+    pub fn pin_parked(&mut self, generation: u64) {
+        *self.parked_pins.entry(generation).or_default() += 1;
+    }
+
+    /// They have been.
+    pub fn unpin_parked(&mut self, generation: u64) {
+        let Some(pins) = self.parked_pins.get_mut(&generation) else { return };
+        *pins -= 1;
+        if *pins == 0 {
+            self.parked_pins.remove(&generation);
+            self.let_go_parked(generation, Some(0));
         }
     }
 

@@ -175,10 +175,26 @@ impl VolumeLog {
         self.get(sequence).map(|record| &record.logged)
     }
 
+    /// What the record of this sequence depends on, if it is behind the frontier.
+    pub fn dependency(&self, sequence: u64) -> Option<u64> {
+        self.get(sequence).map(|record| record.dependency)
+    }
+
+    /// The record of this sequence lies elsewhere in the log, in no batch of the chain: it is durable there.
+    pub fn moved(&mut self, sequence: u64, place: u64) {
+        let at = sequence.checked_sub(self.frontier + 1);
+        if let Some(record) = at.and_then(|at| self.records.get_mut(at as usize)) {
+            (record.logged.place, record.logged.batch) = (place, 0);
+        }
+    }
+
     /// A write gets the next sequence (the first of the pair), and its dependency as of now [depnow]: what had been answered on any
     /// connection [global], or promised.
     pub fn assign(&mut self, logged: Logged, overlay: &mut Overlay) -> (u64, u64) {
         let dependency = match self.order {
+            Order::Ordered(_) if self.fault.is(Planted::DependencyStale) => {
+                self.records.back().map_or(self.frontier, |before| before.dependency)
+            }
             Order::Ordered(Grain::Completion) => self.acknowledged,
             Order::Ordered(Grain::Flush) => self.promised,
             Order::Any | Order::Journaled(_) => self.frontier,

@@ -52,7 +52,8 @@ pub struct VolumeFrontier {
     pub attachment: u32,
     /// All its records up to this sequence are in the store.
     pub frontier: u64,
-    /// The last sequence that was assigned.
+    /// The last sequence that was assigned to a record of this batch or one before: a start that does not find it knows that records
+    /// are lost.
     pub last: u64,
     /// The number of its marker that was last known durable.
     pub marker: u64,

@@ -499,6 +499,7 @@ fn the_end_puts_aside_what_is_served_then() {
         bytes: 4096,
         state,
         identity: [1; 64],
+        write_back: None,
     };
     let Bench { machine, shards, device, asked } = &mut bench;
     let mut io = Charged::new(device, Limits::default(), at(300));

@@ -148,7 +148,8 @@ fn layout() -> Layout {
 fn volume() -> Volume {
     let (name, state) = ("a".to_owned(), VolumeState::Attached);
     let groups = layout().region_groups;
-    Volume { name, first_group: 0, groups, bytes: 1 << 20, state, identity: [0; 64] }
+    let (identity, write_back) = ([0; 64], None);
+    Volume { name, first_group: 0, groups, bytes: 1 << 20, state, identity, write_back }
 }
 
 fn operation(attachment: Attachment) -> Operation {

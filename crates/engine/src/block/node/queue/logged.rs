@@ -2,7 +2,7 @@
 //! destages a volume brings it to its store as changes of its own.
 
 use super::*;
-use crate::block::node::logged::{LogIo, call_log};
+use crate::block::node::logged::{JournalPart, LogIo, call_log};
 use crate::block::writeback::destager::Outcome;
 use crate::block::writeback::log::{
     Append, Asked, Asks, Found, MOST_RECORD, Piece, Sums, WriteLog,
@@ -16,6 +16,37 @@ pub(super) enum LogJob {
     Client(OpId, u64, Piece),
     /// Of a stretch that goes to the store of a volume.
     Destage(u32, Dirty, Piece),
+    /// Of a record of a volume that is copied out of the way: which of [`Parking`].
+    Park(u32, usize, Piece),
+    /// Of a stretch of a volume that goes to its journal: which of [`Epoch`].
+    Journal(u32, usize, Piece),
+}
+
+impl LogJob {
+    fn piece(&self) -> &Piece {
+        match self {
+            LogJob::Client(_, _, piece)
+            | LogJob::Destage(_, _, piece)
+            | LogJob::Park(_, _, piece)
+            | LogJob::Journal(_, _, piece) => piece,
+        }
+    }
+}
+
+/// Records of a volume that are copied out of the way: those that were read, and how many were not.
+pub(super) struct Parking<B> {
+    records: Vec<(u64, Option<Piece>, Option<B>)>,
+    left: usize,
+}
+
+/// An epoch of a volume on its way to the journal, with what was read of it, and how many stretches were not.
+pub(super) struct Epoch<B> {
+    epoch: u64,
+    last: u64,
+    stretches: Vec<(Dirty, Option<B>)>,
+    left: usize,
+    /// Something of it cannot be read.
+    failed: bool,
 }
 
 /// What an operation does for a volume's destage.
@@ -32,11 +63,19 @@ impl<H: Host> Queue<H> {
     fn log<N: Node<H>, R>(
         &mut self,
         node: &N,
+        now: Nanos,
         fx: &mut impl Effects<H>,
         f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Asks<H::Bytes>) -> R,
     ) -> Option<R> {
         let (result, Asks { writes, flush, .. }) = call_log(node, Some(self.me), f)?;
-        writes.into_iter().for_each(|write| fx.log_write(write));
+        for write in writes {
+            // It cannot wait for the budget: what else goes to flash does.
+            if !node.pay(now, write.len.into()) {
+                let _ = node.limits().charge(now, write.len.into());
+                node.ask_budget(OpId((self.me as u64) << OP_BITS));
+            }
+            fx.log_write(write);
+        }
         if let Some(covers) = flush {
             fx.log_flush(covers);
         }
@@ -79,7 +118,7 @@ impl<H: Host> Queue<H> {
         op.logged = true;
         op.pending = appends.len() as u32 + 1;
         self.ops.insert(id, op);
-        self.log(node, fx, |log, asks| {
+        self.log(node, now, fx, |log, asks| {
             appends.into_iter().for_each(|append| log.append(now, append, asks));
         });
         self.step(node, now, fx, id, None);
@@ -97,7 +136,7 @@ impl<H: Host> Queue<H> {
         let id = self.next_id();
         (op.logged, op.pending) = (true, 1);
         self.ops.insert(id, op);
-        self.log(node, fx, |log, asks| log.flush(now, attachment, id, asks));
+        self.log(node, now, fx, |log, asks| log.flush(now, attachment, id, asks));
     }
 
     /// What of a read lies where, if anything of it is in the log. Places are bytes of the volume.
@@ -149,8 +188,7 @@ impl<H: Host> Queue<H> {
     }
 
     fn read_log(&mut self, fx: &mut impl Effects<H>, job: LogJob) {
-        let (LogJob::Client(_, _, piece) | LogJob::Destage(_, _, piece)) = &job;
-        let (place, bytes) = (piece.place, piece.bytes);
+        let Piece { place, bytes, .. } = *job.piece();
         let free = self.log_jobs.iter().position(Option::is_none);
         let at = free.unwrap_or_else(|| {
             self.log_jobs.push(None);
@@ -170,12 +208,12 @@ impl<H: Host> Queue<H> {
         read: Option<(&[u32], H::Bytes)>,
     ) {
         let Some(job) = self.log_jobs.get_mut(io as usize).and_then(Option::take) else { return };
-        let (LogJob::Client(_, _, piece) | LogJob::Destage(_, _, piece)) = &job;
+        let piece = job.piece();
         let right = read.filter(|(sums, _)| *sums == piece.sums.as_slice());
         let bytes = right.map(|(_, bytes)| H::part(&bytes, piece.skip.into(), piece.len));
         match job {
             LogJob::Client(id, at, piece) => {
-                self.log(node, fx, |log, _| log.unpin(piece.batch));
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
                 let Some(op) = self.ops.get_mut(&id) else { return };
                 let failure = match bytes {
                     Some(bytes) => {
@@ -189,9 +227,84 @@ impl<H: Host> Queue<H> {
                 };
                 self.step(node, now, fx, id, failure);
             }
-            LogJob::Destage(attachment, dirty, _) => {
+            LogJob::Destage(attachment, dirty, piece) => {
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
                 self.destage_stretch(node, now, fx, attachment, dirty, bytes);
             }
+            LogJob::Park(attachment, at, _) => {
+                if let Some(parking) = self.parking.get_mut(&attachment) {
+                    parking.records[at].2 = bytes;
+                    parking.left -= 1;
+                }
+                self.park(node, now, fx, attachment);
+            }
+            LogJob::Journal(attachment, at, piece) => {
+                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
+                if let Some(epoch) = self.epochs.get_mut(&attachment) {
+                    epoch.failed |= bytes.is_none();
+                    epoch.stretches[at].1 = bytes;
+                    epoch.left -= 1;
+                }
+                self.journal(node, now, fx, attachment);
+            }
+        }
+    }
+
+    /// An epoch goes to the journal when all of it is read.
+    fn journal<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+    ) {
+        if self.epochs.get(&attachment).is_some_and(|epoch| epoch.left == 0)
+            && let Some(Epoch { epoch, last, stretches, failed, .. }) =
+                self.epochs.remove(&attachment)
+        {
+            if failed {
+                return self.journal_ended(node, now, fx, (attachment, false), false);
+            }
+            let stretch = |(dirty, bytes): (Dirty, Option<H::Bytes>)| {
+                let kind = match dirty.holds {
+                    Holds::Bytes(_) | Holds::Unreadable => PartKind::Write,
+                    Holds::Zeros => PartKind::Zero,
+                    Holds::Trimmed => PartKind::Trim,
+                };
+                JournalPart { at: dirty.at, len: dirty.len, kind, bytes }
+            };
+            let parts = stretches.into_iter().map(stretch).collect();
+            fx.journal_write(attachment, epoch, last, parts);
+        }
+    }
+
+    /// A journal has an epoch, or its device was flushed (`flushed`), or not.
+    pub(super) fn journal_ended<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        (attachment, flushed): (u32, bool),
+        done: bool,
+    ) {
+        self.destager(node, now, fx, attachment, |log, out, asks| match flushed {
+            true => log.journal_flushed(now, attachment, done, out, asks),
+            false => log.journaled(now, attachment, done, out, asks),
+        });
+    }
+
+    /// Records of a volume are copied out of the way when all of them are read.
+    fn park<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        attachment: u32,
+    ) {
+        if self.parking.get(&attachment).is_some_and(|parking| parking.left == 0)
+            && let Some(Parking { records, .. }) = self.parking.remove(&attachment)
+        {
+            self.log(node, now, fx, |log, asks| log.parked(now, attachment, records, asks));
         }
     }
 
@@ -204,7 +317,7 @@ impl<H: Host> Queue<H> {
         batch: u64,
         done: bool,
     ) {
-        self.log(node, fx, |log, asks| log.written(now, batch, done, asks));
+        self.log(node, now, fx, |log, asks| log.written(now, batch, done, asks));
     }
 
     /// The device under the log was flushed, or not.
@@ -216,7 +329,7 @@ impl<H: Host> Queue<H> {
         covers: u64,
         done: bool,
     ) {
-        self.log(node, fx, |log, asks| log.flushed(now, covers, done, asks));
+        self.log(node, now, fx, |log, asks| log.flushed(now, covers, done, asks));
     }
 
     /// Does what is due in the log, and says when that is to be done again.
@@ -226,7 +339,7 @@ impl<H: Host> Queue<H> {
         now: Nanos,
         fx: &mut impl Effects<H>,
     ) -> Option<Nanos> {
-        self.log(node, fx, |log, asks| {
+        self.log(node, now, fx, |log, asks| {
             log.due(now, asks);
             log.wakes(now)
         })?
@@ -257,7 +370,7 @@ impl<H: Host> Queue<H> {
         f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Vec<Asked>, &mut Asks<H::Bytes>),
     ) {
         let mut out = Vec::new();
-        self.log(node, fx, |log, asks| f(log, &mut out, asks));
+        self.log(node, now, fx, |log, asks| f(log, &mut out, asks));
         for asked in out {
             match asked {
                 Asked::Store(dirty, Some(piece)) => {
@@ -266,8 +379,37 @@ impl<H: Host> Queue<H> {
                 Asked::Store(dirty, None) => {
                     self.destage_stretch(node, now, fx, attachment, dirty, None);
                 }
+                Asked::Park(parks) => {
+                    let left = parks.iter().filter(|(_, piece)| piece.is_some()).count();
+                    let records =
+                        parks.iter().map(|(n, piece)| (*n, piece.clone(), None)).collect();
+                    self.parking.insert(attachment, Parking { records, left });
+                    for (at, (_, piece)) in parks.into_iter().enumerate() {
+                        if let Some(piece) = piece {
+                            self.read_log(fx, LogJob::Park(attachment, at, piece));
+                        }
+                    }
+                    self.park(node, now, fx, attachment);
+                }
                 Asked::Flush => self.destage_flush(node, now, fx, attachment),
-                Asked::Journal { .. } | Asked::FlushJournal => {}
+                Asked::Journal { epoch, last, pieces } => {
+                    let lost = |(dirty, piece): &(Dirty, Option<Piece>)| {
+                        matches!(dirty.holds, Holds::Bytes(_) | Holds::Unreadable)
+                            && piece.is_none()
+                    };
+                    let failed = pieces.iter().any(lost);
+                    let left = pieces.iter().filter(|(_, piece)| piece.is_some()).count();
+                    let stretches = pieces.iter().map(|(dirty, _)| (*dirty, None)).collect();
+                    let all = Epoch { epoch, last, stretches, left, failed };
+                    self.epochs.insert(attachment, all);
+                    for (at, (_, piece)) in pieces.into_iter().enumerate() {
+                        if let Some(piece) = piece {
+                            self.read_log(fx, LogJob::Journal(attachment, at, piece));
+                        }
+                    }
+                    self.journal(node, now, fx, attachment);
+                }
+                Asked::FlushJournal => fx.journal_flush(attachment),
             }
         }
     }

@@ -8,8 +8,8 @@ use larder_format::block::write_log::{
 };
 
 use super::super::segments::{Placed, Purpose};
-use super::super::volume_log::{Kind, Logged};
-use super::{Append, Asks, Attached, Pending, WriteLog};
+use super::super::volume_log::{Kind, Logged, VolumeLog};
+use super::{Append, Asks, Attached, Pending, Start, WriteLog};
 
 /// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
 #[derive(Clone, Debug)]
@@ -59,32 +59,46 @@ impl<B: Clone> WriteLog<B> {
     /// As long as fewer batches are under way than may be, all that waits becomes one more. What the log is to know rides along.
     pub(super) fn form(&mut self, now: Nanos, asks: &mut Asks<B>) {
         while self.closed.is_none() && self.writing.len() < self.config.depth as usize {
+            self.full = false;
             if !(self.form_clients(now, asks) || self.form_frontier(now, asks)) {
-                return;
+                break;
             }
+        }
+        if self.full {
+            // Room is wanted from all, also from those whose time has not come.
+            let durable = self.segments.durable();
+            let begin = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
+            asks.steps.extend(begin.map(|(&attachment, _)| attachment));
+            asks.steps.extend(self.parks());
         }
     }
 
     fn form_clients(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
+        if self.start != Start::Started {
+            return false;
+        }
         let table = Record::frontier(self.frontier().bytes());
         let Some(mut with) = Shape::default().with(&table) else { return false };
+        let sector = self.config.geometry.sector();
+        let most = self.config.segments().room;
         let mut records = Vec::new();
         for append in &self.waiting {
             let generation = self.volumes.get(&append.attachment).map_or(0, |v| v.generation);
             let record = append.record(generation);
-            let Some(shape) = with.with(&record) else { break };
+            // No more than a batch may have, and a segment.
+            let shape = with.with(&record).filter(|shape| shape.bytes(sector) <= most);
+            let Some(shape) = shape else { break };
             with = shape;
             records.push(record);
         }
         let Some(alone) = Shape::of(&records).filter(|_| !records.is_empty()) else { return false };
-        let sector = self.config.geometry.sector();
         let tells = self.tells();
         let bytes = if tells { with } else { alone };
         let count = records.len() as u32;
         let place = (bytes.bytes(sector), with.bytes(sector));
-        let Some(placed) = self.segments.place(Purpose::Clients, place.0, place.1, count) else {
-            return false;
-        };
+        let placed = self.segments.place(Purpose::Clients, place.0, place.1, count);
+        self.full |= placed.is_none();
+        let Some(placed) = placed else { return false };
         let tells = tells || placed.opens;
         let header = if tells { with } else { alone }.header_bytes();
         let first = self.first(&placed) + u64::from(header);
@@ -124,23 +138,33 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch of a FRONTIER alone, where one is wanted and rides on no other.
     fn form_frontier(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
-        if !self.tells() && !(self.starved() && self.segments.would_free()) {
+        let first = self.start == Start::Wanted;
+        let tells = self.tells() && self.start == Start::Started;
+        let wanted = first || tells || self.full && self.segments.would_free();
+        if !wanted {
             return false;
         }
         let table = Record::frontier(self.frontier().bytes());
         let Some(shape) = Shape::default().with(&table) else { return false };
         let bytes = shape.bytes(self.config.geometry.sector());
-        let Some(placed) = self.segments.place(Purpose::Frontier, bytes, bytes, 0) else {
-            return false;
-        };
+        let purpose = if first || self.releases() { Purpose::Release } else { Purpose::Frontier };
+        let placed = self.segments.place(purpose, bytes, bytes, 0);
+        self.full |= placed.is_none();
+        let Some(placed) = placed else { return false };
+        if first {
+            self.start = Start::Begun(placed.number);
+        }
         let table = self.say(placed.number);
         self.write(now, &placed, Some(table), Vec::new(), (Vec::new(), Vec::new()), asks);
         true
     }
 
-    /// Writes wait though a batch could be under way: there is no room.
-    fn starved(&self) -> bool {
-        !self.waiting.is_empty()
+    /// A FRONTIER would let go of a record in the oldest segment.
+    fn releases(&self) -> bool {
+        let last = self.segments.last_of_oldest();
+        let holds =
+            |log: &VolumeLog| log.record(log.frontier() + 1).is_some_and(|r| r.batch <= last);
+        self.volumes.values().any(|v| v.untold && v.stored > v.log.frontier() && holds(&v.log))
     }
 
     /// Some volume's window waits until the log knows that its store has it.
@@ -149,7 +173,7 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// First byte on the device of a batch that has its place.
-    fn first(&self, placed: &Placed) -> u64 {
+    pub(super) fn first(&self, placed: &Placed) -> u64 {
         let geometry = self.config.geometry;
         let segment = u64::from(placed.segment) * u64::from(geometry.bytes());
         self.config.at + segment + u64::from(geometry.sector() + placed.at)

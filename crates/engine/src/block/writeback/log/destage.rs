@@ -6,12 +6,12 @@ use larder_base::Nanos;
 
 use super::super::destager::{self, Pace};
 use super::super::overlay::{Dirty, Holds};
-use super::{Asks, Attached, Piece, WriteLog};
+use super::{Asks, Attached, Parks, Piece, WriteLog, pin};
 
 /// What a destager asks of a queue that has the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Write this stretch to the store: [`WriteLog::stored`]. What it has of the log is pinned by being there.
+    /// Write this stretch to the store: [`WriteLog::stored`]. What it has of the log is pinned until [`WriteLog::unpin`].
     Store(Dirty, Option<Piece>),
     /// Flush the store: [`WriteLog::store_flushed`].
     Flush,
@@ -26,6 +26,8 @@ pub enum Asked {
     },
     /// Flush the journal's device: [`WriteLog::journal_flushed`].
     FlushJournal,
+    /// Read these records, so that they are copied out of the way: [`WriteLog::parked`].
+    Park(Parks),
 }
 
 /// How a volume is doing.
@@ -81,14 +83,14 @@ impl<B: Clone> WriteLog<B> {
     /// Begins what may begin of a volume's destage.
     pub fn step(&mut self, now: Nanos, attachment: u32, out: &mut Vec<Asked>, asks: &mut Asks<B>) {
         let durable = self.segments.durable();
-        let starved = !self.waiting.is_empty();
+        let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
             let bound = volume.throttle.bound();
             let full = volume.log.held() * 2 >= bound;
             let hurry = volume.draining || starved || full;
-            let pressed = volume.draining || starved || full;
-            volume.destager.step(&volume.log, now, durable, (hurry, pressed), takes);
+            volume.destager.step(&volume.log, now, durable, (hurry, hurry), takes);
         });
+        out.extend(self.park(attachment).map(Asked::Park));
     }
 
     /// A stretch came to the store, or not: the incarnation of the store that has it.
@@ -160,6 +162,16 @@ impl<B: Clone> WriteLog<B> {
             let pieces = pieces.iter().map(|dirty| (*dirty, piece(dirty))).collect();
             out.push(Asked::Journal { epoch, last, pieces });
         }
+        for asked in out.iter() {
+            match asked {
+                Asked::Store(_, Some(piece)) => pin(&mut self.segments, piece.pin),
+                Asked::Journal { pieces, .. } => {
+                    let pieces = pieces.iter().filter_map(|(_, piece)| piece.as_ref());
+                    pieces.for_each(|piece| pin(&mut self.segments, piece.pin));
+                }
+                _ => {}
+            }
+        }
         if takes.flush {
             out.push(Asked::Flush);
         }
@@ -169,7 +181,10 @@ impl<B: Clone> WriteLog<B> {
         if let Some(frontier) = takes.note {
             volume.stored = volume.stored.max(frontier);
             // What is said already says less.
-            (volume.untold, volume.noting) = (true, None);
+            volume.untold = true;
+            if !self.fault.is(super::super::Planted::OlderFrontierCounts) {
+                volume.noting = None;
+            }
             self.note(now, attachment, asks);
         }
     }
@@ -201,15 +216,8 @@ impl<B: Clone> WriteLog<B> {
     fn let_go(&mut self, now: Nanos, attachment: u32) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let Some(position) = volume.destager.noted() else { return };
-        let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
-        volume.log.let_go(position, &mut volume.overlay, |_, logged| {
-            bytes += u64::from(logged.room);
-            sums.pop_front();
-            segments.let_go(logged.batch);
-        });
-        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
-            volume.since.pop_front();
-        }
+        let bytes = self.settle(attachment, position);
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         volume.throttle.destaged(now, bytes);
         volume.destaged += bytes;
     }
@@ -253,6 +261,21 @@ impl<B: Clone> WriteLog<B> {
     /// When a volume's destage goes on by time.
     pub fn pace(&self, attachment: u32) -> Option<Pace> {
         self.volumes.get(&attachment).map(|volume| volume.pace)
+    }
+
+    /// How many bytes of a range are dirty, and when the oldest record that shows there was logged, or found by a start; `None` where none are.
+    pub fn dirty_since(&self, attachment: u32, range: Range<u64>) -> Option<(u64, Nanos)> {
+        let volume = self.volumes.get(&attachment)?;
+        let (mut bytes, mut oldest) = (0, u64::MAX);
+        volume.overlay.look(range, |stretch| {
+            if let super::super::overlay::Stretch::Dirty(dirty) = stretch {
+                bytes += dirty.len;
+                oldest = oldest.min(dirty.sequence);
+            }
+        });
+        let at = volume.since.partition_point(|&(sequence, _)| sequence <= oldest);
+        let since = volume.since.get(at.checked_sub(1)?)?.1;
+        (bytes > 0).then_some((bytes, since))
     }
 
     /// The dirty stretches of a range: first byte, bytes, and whether they read as zeros.

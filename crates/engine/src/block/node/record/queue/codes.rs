@@ -86,6 +86,7 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         Message::Logged { failed: false } => 12,
         Message::Logged { failed: true } => 13,
         Message::Destage(_) => 14,
+        Message::Journal { .. } => 15,
     };
     out.push(tag);
     put(out, op.0);
@@ -112,6 +113,9 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         }
         Message::BackingRead(piece) | Message::BackingChange(piece) => put_piece(out, piece),
         Message::Destage(attachment) => put(out, attachment.into()),
+        Message::Journal { attachment, flushed, done } => {
+            [attachment.into(), flushed.into(), done.into()].iter().for_each(|&n| put(out, n));
+        }
         Message::Done { .. }
         | Message::IntentsReady
         | Message::RangeTurn
@@ -162,6 +166,11 @@ pub(super) fn take_message(c: &mut Cursor<'_>) -> Result<(OpId, Message<()>), Ba
         12 => Message::Logged { failed: false },
         13 => Message::Logged { failed: true },
         14 => Message::Destage(c.u32("attachment number")?),
+        15 => Message::Journal {
+            attachment: c.u32("attachment number")?,
+            flushed: c.at_most(1, "flushed")? == 1,
+            done: c.at_most(1, "done")? == 1,
+        },
         other => return Err(unknown(other)),
     };
     Ok((op, message))

@@ -18,7 +18,7 @@ use crate::block::node::event::{Answer, Effects, Ended, Host, JobId, ShardIo, St
 use crate::block::node::failing::FlashError;
 use crate::block::node::held::Held;
 use crate::block::node::limits::{Admits, Asks, Limits};
-use crate::block::node::logged::LogIo;
+use crate::block::node::logged::{JournalPart, LogIo};
 use crate::block::node::queue::Node;
 use crate::block::node::quiet::Changes;
 use crate::block::node::ranged::{Discard, Discards, Turns};
@@ -492,6 +492,20 @@ impl<H: Host, E: Effects<H>> Effects<H> for NotingFx<'_, E> {
 
     fn log_read(&mut self, io: LogIo, at: u64, len: u32) {
         self.inner.log_read(io, at, len);
+    }
+
+    fn journal_write(
+        &mut self,
+        attachment: u32,
+        epoch: u64,
+        last: u64,
+        parts: Vec<JournalPart<H::Bytes>>,
+    ) {
+        self.inner.journal_write(attachment, epoch, last, parts);
+    }
+
+    fn journal_flush(&mut self, attachment: u32) {
+        self.inner.journal_flush(attachment);
     }
 
     fn deliver_zeros(&mut self, ticket: &mut H::Ticket, at: u64, len: u64) {

@@ -1,0 +1,258 @@
+//! Volumes that write back, as an operator has to do with them: how one is to, how far its destaging is, and how it is doing.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use larder_base::ByteSize;
+use serde_json::{Value, json};
+
+use super::protocol::{Progress, Refusal, WriteBack};
+use super::status::BackVolume;
+use super::{Control, GoOn, refused};
+use crate::cache::back::{BackStatus, BackWish, MarkerAt, order_name};
+use crate::cache::{CacheError, Core};
+
+/// Between two words on how far it is.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Above so much of its bound writes are as slow as the store: that is an alarm. Share of 1.
+const NEARLY_FULL: f64 = 0.9;
+
+/// What is wanted of a volume that comes, if that can be meant. What is not said is as the daemon was started with.
+pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWish, Refusal> {
+    let usage = |message: String| Refusal { message, usage: true };
+    let mut wish = cache.config().wish_of(name);
+    if let Some(mode) = &said.write {
+        wish.back = Some(mode.parse().map_err(|e| usage(format!("--write '{mode}': {e}")))?);
+    }
+    if let Some(most) = said.dirty_max {
+        let back = wish.back.as_mut().ok_or_else(|| {
+            usage(format!(
+                "--dirty-max {}: volume '{name}' does not write back; --write back:ordered has it do so",
+                ByteSize(most)
+            ))
+        })?;
+        back.dirty_max = Some(ByteSize(most));
+    }
+    match (&said.marker, said.no_marker) {
+        (Some(place), true) => {
+            return Err(usage(format!(
+                "--no-marker: --marker '{place}' says where the marker is: choose one of them"
+            )));
+        }
+        (Some(place), false) => wish.marker = MarkerAt::At(place.clone()),
+        (None, true) => wish.marker = MarkerAt::Nowhere,
+        (None, false) => {}
+    }
+    if wish.back.is_some() && cache.record_stats().is_some() {
+        return Err(refused(format!(
+            "volume '{name}' is to write back, and a run that does so cannot be recorded: attach it to a daemon without --record"
+        )));
+    }
+    Ok(wish)
+}
+
+/// How a volume that writes back is doing, as it is shown.
+pub(super) fn shown(now: &BackStatus) -> BackVolume {
+    let s = &now.status;
+    let [frontier, acknowledged, promised, last] = s.positions;
+    let left = s.held.0 as f64;
+    BackVolume {
+        mode: now.config.to_string(),
+        order: order_name(now.config.order).to_owned(),
+        dirty_bytes: s.dirty,
+        held_bytes: s.held.0,
+        bound_bytes: s.held.1,
+        oldest_seconds: now.age.map(|age| age.0 as f64 / 1e9),
+        destage_bytes_per_second: s.rate,
+        seconds_left: match s.dirty {
+            0 => Some(0.0),
+            _ => (s.rate > 0.0).then(|| left / s.rate),
+        },
+        destaged_bytes: s.destaged,
+        generation: now.generation,
+        failures: u64::from(s.failures),
+        closed: now.closed.clone(),
+        frontier,
+        acknowledged,
+        promised,
+        last,
+    }
+}
+
+/// What an operator should look at.
+pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
+    let mut alarms = Vec::new();
+    let left = ByteSize(back.dirty_bytes);
+    if let Some(why) = &back.closed {
+        alarms.push(format!(
+            "volume '{name}': its write log is closed: {why}; {left} are still to be destaged, then it writes through"
+        ));
+    }
+    if back.failures > 0 {
+        let times = if back.failures == 1 { "once" } else { "again and again" };
+        alarms.push(format!(
+            "volume '{name}': destaging fails ({times}, {} in a row): {left} wait for its store",
+            back.failures
+        ));
+    }
+    if back.bound_bytes > 0 && back.held_bytes as f64 >= NEARLY_FULL * back.bound_bytes as f64 {
+        alarms.push(format!(
+            "volume '{name}': it holds {} of the {} of the write log that it may: writes are as slow as its store",
+            ByteSize(back.held_bytes),
+            ByteSize(back.bound_bytes)
+        ));
+    }
+    alarms
+}
+
+/// How far one volume is.
+struct Flushing {
+    name: String,
+    /// Bytes of the log that it holds.
+    left: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Control {
+    /// Brings all that is dirty of a volume, or of all that write back, to the stores: side by side, since one that fails keeps no
+    /// other.
+    pub(super) fn flush(&self, name: Option<&str>, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        let cache = &*self.cache;
+        let names = match name {
+            Some(name) => vec![cache.attached(name)?.name.clone()],
+            None => {
+                let all = cache.volumes().into_iter().map(|v| v.name.clone());
+                all.filter(|name| cache.back_status(name).is_some()).collect()
+            }
+        };
+        let of = |name: String| {
+            let left = cache.back_status(&name).map_or(0, |now| now.status.held.0);
+            Flushing { name, left: AtomicU64::new(left), ended: AtomicBool::new(false) }
+        };
+        let all: Vec<Flushing> = names.into_iter().map(of).collect();
+        let stop = AtomicBool::new(false);
+        let outcomes: Vec<Result<bool, CacheError>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (all.iter())
+                .map(|one| {
+                    let stop = &stop;
+                    let run = move || {
+                        let mut hear = |left| {
+                            one.left.store(left, Ordering::Relaxed);
+                            !stop.load(Ordering::Relaxed)
+                        };
+                        let done = cache.destage(&one.name, &mut hear);
+                        one.ended.store(true, Ordering::Release);
+                        done
+                    };
+                    std::thread::Builder::new().name("block-flush".into()).spawn_scoped(scope, run)
+                })
+                .collect();
+            hear_all(&all, threads.iter().filter(|t| t.is_ok()).count(), &stop, go_on);
+            let no_thread =
+                |e: std::io::Error| CacheError::System { what: "a thread", reason: e.to_string() };
+            let panicked = || CacheError::System {
+                what: "destaging",
+                reason: "its thread ended early".to_owned(),
+            };
+            let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
+                thread.map_err(no_thread)?.join().unwrap_or_else(|_| Err(panicked()))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let mut report = Vec::new();
+        for (one, outcome) in all.iter().zip(outcomes) {
+            let done = match outcome {
+                // Of the only one that was asked for it is the whole answer.
+                Err(error) if name.is_some() => return Err(error.into()),
+                Err(error) => Err(error.to_string()),
+                Ok(done) => Ok(done),
+            };
+            let left = cache.back_status(&one.name).map_or(0, |now| now.status.dirty);
+            let all_there = done == Ok(true);
+            report.push(json!({
+                "volume": one.name,
+                "destaged": all_there,
+                "dirty_bytes": if all_there { 0 } else { left },
+                "trouble": done.err(),
+            }));
+        }
+        let interrupted = stop.load(Ordering::Relaxed);
+        Ok(json!({ "volumes": report, "interrupted": interrupted }))
+    }
+}
+
+/// Says how far they are until all have ended, or whoever asked is not there any more.
+fn hear_all(all: &[Flushing], threads: usize, stop: &AtomicBool, go_on: GoOn<'_>) {
+    let sum = || all.iter().map(|one| one.left.load(Ordering::Relaxed)).sum::<u64>();
+    let ended = || all.iter().filter(|one| one.ended.load(Ordering::Acquire)).count();
+    let (begun, first) = (Instant::now(), sum());
+    let mut most = first;
+    while ended() < threads {
+        let left = sum();
+        most = most.max(left);
+        let rate = first.saturating_sub(left) as f64 / begun.elapsed().as_secs_f64().max(0.001);
+        let what = match rate as u64 {
+            0 => format!("{} of the write log left", ByteSize(left)),
+            rate => format!("{} of the write log left, {}/s", ByteSize(left), ByteSize(rate)),
+        };
+        if !go_on(Progress { what, done: most - left, total: most }) {
+            stop.store(true, Ordering::Relaxed);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::back::{BackConfig, Status};
+
+    fn status(status: Status, closed: Option<&str>) -> BackVolume {
+        shown(&BackStatus {
+            config: BackConfig::default(),
+            generation: 7,
+            status,
+            age: Some(larder_base::Nanos::from_millis(1500)),
+            closed: closed.map(str::to_owned),
+        })
+    }
+
+    fn dirty(dirty: u64, held: (u64, u64), rate: f64, failures: u32) -> Status {
+        Status {
+            dirty,
+            held,
+            oldest: None,
+            rate,
+            positions: [1, 4, 2, 5],
+            epoch: 0,
+            failures,
+            destaged: 9,
+        }
+    }
+
+    #[test]
+    fn the_time_left_follows_from_the_rate() {
+        let moves = status(dirty(1000, (3000, 8000), 500.0, 0), None);
+        assert_eq!((moves.seconds_left, moves.oldest_seconds), (Some(6.0), Some(1.5)));
+        assert_eq!((moves.generation, moves.order.as_str()), (7, "ordered"));
+        assert_eq!(status(dirty(1000, (3000, 8000), 0.0, 0), None).seconds_left, None);
+        assert_eq!(status(dirty(0, (0, 8000), 0.0, 0), None).seconds_left, Some(0.0));
+        assert!(alarms("a", &moves).is_empty());
+    }
+
+    #[test]
+    fn a_closed_log_a_failing_store_and_a_full_log_are_alarms() {
+        let bad = status(dirty(4096, (7900, 8000), 0.0, 3), Some("the cache device failed"));
+        let all = alarms("a", &bad);
+        assert_eq!(all.len(), 3, "{all:?}");
+        for (alarm, words) in all.iter().zip([
+            ["closed: the cache device failed", "4 KiB are still"],
+            ["3 in a row", "wait for its store"],
+            ["writes are as slow", "that it may"],
+        ]) {
+            assert!(alarm.starts_with("volume 'a': "), "{alarm}");
+            assert!(words.iter().all(|w| alarm.contains(w)), "{alarm}");
+        }
+    }
+}

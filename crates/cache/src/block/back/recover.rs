@@ -1,0 +1,372 @@
+//! A store whose cache is lost: its marker is made clean, so that the store alone is the volume from then on, and the cache, should it come back,
+//! counts no more.
+
+use std::time::{Duration, Instant};
+
+use larder_engine::block::writeback::marker::{self as machine, Mark, Step};
+use larder_format::Uuid;
+use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
+use larder_volume::marker::{Found, MarkerIoError, PlaceOptions, marker_place};
+use larder_volume::op::Op;
+use larder_volume::{Alone, Backing, BackingError};
+use serde::{Deserialize, Serialize};
+
+use super::journal::{Applied, Journal, Of};
+use super::start::random_uuid;
+
+/// For the store's flush.
+const FLUSH: Duration = Duration::from_secs(120);
+/// Numbers and generations go on behind all that a cache may know of them, where a marker is lost or was set back.
+const AHEAD: u64 = 1 << 32;
+/// Where neither is known. (Seconds since the Unix epoch, added to it, have it rise with each time that a marker is lost.)
+const UNKNOWN: u64 = 1 << 40;
+
+/// Why a store was not recovered. Its marker is as it was, unless it says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The marker cannot be had.
+    #[error(transparent)]
+    Marker(#[from] MarkerIoError),
+    /// The store does not say which it is.
+    #[error(transparent)]
+    Store(#[from] BackingError),
+    /// There is nothing that says that a cache was before it.
+    #[error(
+        "{0} is not there: nothing says that a cache held what the store lacks, and nothing is to be recovered; name its place if it is another"
+    )]
+    NoMarker(String),
+    /// Its journal cannot be applied: the store may be between two epochs.
+    #[error(
+        "{place} says that the store was written through a journal, and it cannot be applied: {reason}; the store is not to be used before"
+    )]
+    Journal {
+        /// The marker's place.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The store cannot be flushed.
+    #[error(
+        "backing store '{store}' cannot make durable what it has: {reason}; see to the store and try again"
+    )]
+    Flush {
+        /// The store.
+        store: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The system has no random numbers.
+    #[error("the system gives no random numbers: {0}")]
+    Random(String),
+}
+
+/// What a marker said before, and whether it was made clean.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Recovery {
+    /// The store.
+    pub store: String,
+    /// Where its marker is.
+    pub marker: String,
+    /// `clean`, `dirty`, `carried`, `closing` or `closed`; `damaged`; `gone`: it was not there, and there had been one.
+    pub was: String,
+    /// It was made clean just now. If not, it was before.
+    pub recovered: bool,
+    /// The cache that held what the store lacks, or of a clean marker the last one. Nothing where the marker was lost.
+    pub cache: Option<String>,
+    /// The host that it was used on.
+    pub host: Option<String>,
+    /// In which order the store got what was written: `any`, `ordered` or `ordered,grain=completion`.
+    pub order: Option<String>,
+    /// The store is not older than at this time, seconds since the Unix epoch: it has all that was written before. Lost is at most what was
+    /// written later.
+    pub not_older_than: Option<u64>,
+    /// The volume's generation, now.
+    pub generation: u64,
+    /// Nobody else could write the marker meanwhile. If not (NBD, object stores without conditional writes), whoever asks must see to it that
+    /// no daemon serves the store.
+    pub fenced: bool,
+}
+
+fn state_name(state: MarkerState) -> &'static str {
+    match state {
+        MarkerState::Clean => "clean",
+        MarkerState::Dirty => "dirty",
+        MarkerState::Carried => "carried",
+        MarkerState::Closing => "closing",
+        MarkerState::Closed => "closed",
+    }
+}
+
+/// The name of an order, as a mode of write-back has it.
+pub(in crate::block) fn order_words(order: MarkerOrder) -> &'static str {
+    match order {
+        MarkerOrder::Any => "any",
+        MarkerOrder::Flush => "ordered",
+        MarkerOrder::Completion => "ordered,grain=completion",
+        MarkerOrder::Journaled => "journaled",
+    }
+}
+
+/// Makes a store the whole of its volume: what a cache may hold of it is given up, and counts no more. `at` is where the marker is, if not
+/// beside the store. `set_back` is for a store, or a cache, that was put back to an older copy: no cache counts any more, though the
+/// marker may be clean.
+///
+/// # Errors
+/// [`RecoverError`]; in particular [`MarkerIoError::Held`] where somebody serves the store.
+pub fn recover(
+    store: &dyn Backing,
+    at: Option<String>,
+    set_back: bool,
+) -> Result<Recovery, RecoverError> {
+    let options = PlaceOptions { at, ..PlaceOptions::default() };
+    let mut place = marker_place(store, &options)?;
+    let found = place.read()?;
+    let mut told = Recovery {
+        store: store.uri().to_owned(),
+        marker: place.describe(),
+        fenced: place.is_fenced(),
+        ..Recovery::default()
+    };
+    let before = match found {
+        Found::Absent { was: false } => return Err(RecoverError::NoMarker(told.marker)),
+        Found::Absent { was: true } => {
+            "gone".clone_into(&mut told.was);
+            None
+        }
+        Found::Damaged => {
+            "damaged".clone_into(&mut told.was);
+            None
+        }
+        Found::There(marker) => {
+            state_name(marker.state).clone_into(&mut told.was);
+            told.cache = Some(marker.cache.to_string());
+            told.host = Some(marker.host.clone());
+            told.order = Some(order_words(marker.order).to_owned());
+            told.generation = marker.generation;
+            if marker.state != MarkerState::Clean {
+                told.not_older_than = Some(marker.time / 1_000_000_000);
+            }
+            Some(*marker)
+        }
+    };
+    if before.as_ref().is_some_and(|marker| marker.state == MarkerState::Clean) && !set_back {
+        return Ok(told);
+    }
+    let ahead = if set_back { AHEAD } else { 0 };
+    let last = match before {
+        Some(marker) => Marker { number: marker.number.saturating_add(ahead), ..marker },
+        None => {
+            let journal = store.image().map(|image| Journal::beside(image.path()));
+            if let Some(journal) = journal.filter(|journal| journal.exists()) {
+                let reason = format!(
+                    "journal '{}' is there, and without a marker nothing says whose it is; move it away to give up what it has",
+                    journal.display()
+                );
+                return Err(RecoverError::Journal { place: told.marker, reason });
+            }
+            unknown()?
+        }
+    };
+    let before_was_journaled = last.order == MarkerOrder::Journaled;
+    for step in machine::recover(last.generation.saturating_add(ahead)) {
+        match step {
+            Step::Replay if before_was_journaled => {
+                let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
+                let applied = apply(store, of).map_err(|reason| RecoverError::Journal {
+                    place: told.marker.clone(),
+                    reason,
+                })?;
+                // What was written before the last epoch ended is there.
+                told.not_older_than =
+                    applied.map(|a| a.time / 1_000_000_000).max(told.not_older_than);
+                flush(store)?;
+            }
+            // There is no journal to replay, nor to empty: the store is flushed.
+            Step::Replay => flush(store)?,
+            Step::Mark(Mark::Clean, generation) => {
+                let clean = Marker {
+                    number: last.number.saturating_add(1),
+                    state: MarkerState::Clean,
+                    generation,
+                    identity: store.identity()?.encode(),
+                    host: super::host_name(),
+                    mark: None,
+                    ..last.clone()
+                };
+                place.write(&clean)?;
+                told.generation = generation;
+            }
+            _ => {}
+        }
+    }
+    told.fenced = place.is_fenced();
+    told.recovered = true;
+    Ok(told)
+}
+
+/// Applies what the journal beside an image has.
+fn apply(store: &dyn Backing, of: Of) -> Result<Option<Applied>, String> {
+    let image = store.image().ok_or("no journal is kept beside such a store")?;
+    let path = Journal::beside(image.path());
+    let journal = Journal::open(&path, false);
+    let journal = journal.map_err(|e| format!("journal '{}': {e}", path.display()))?;
+    journal.apply(of, store)
+}
+
+/// In place of a marker of which nothing is known.
+fn unknown() -> Result<Marker, RecoverError> {
+    let time = super::unix_nanos();
+    let ahead = UNKNOWN + time / 1_000_000_000;
+    Ok(Marker {
+        number: ahead,
+        state: MarkerState::Clean,
+        volume: random_uuid().map_err(|e| RecoverError::Random(e.to_string()))?,
+        identity: [0; 64],
+        cache: Uuid([0; 16]),
+        run: 0,
+        host: String::new(),
+        generation: ahead,
+        attachment: 0,
+        frontier: 0,
+        time,
+        mark: None,
+        order: MarkerOrder::Any,
+        applied: 0,
+    })
+}
+
+/// What the store holds is durable.
+fn flush(store: &dyn Backing) -> Result<(), RecoverError> {
+    let failed = |reason: String| RecoverError::Flush { store: store.uri().to_owned(), reason };
+    let mut session = Alone::new(store.session()?).map_err(|e| failed(e.to_string()))?;
+    session.submit(0, Op::Flush);
+    let until = Instant::now() + FLUSH;
+    let done = session.next(FLUSH, || Instant::now() >= until);
+    let done = done.ok_or_else(|| failed(format!("no answer within {} s", FLUSH.as_secs())))?;
+    done.outcome.map(drop).map_err(|e| failed(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_volume::{OpenOptions, open_with};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn store(dir: &TempDir) -> Box<dyn Backing> {
+        let path = dir.path().join("disk");
+        if !path.exists() {
+            std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        }
+        let uri = format!("file:{}", path.display()).parse().unwrap();
+        open_with(&uri, &OpenOptions::default()).unwrap()
+    }
+
+    fn mark(store: &dyn Backing, state: MarkerState, order: MarkerOrder) -> Marker {
+        let marker = Marker {
+            number: 7,
+            state,
+            volume: Uuid([1; 16]),
+            identity: store.identity().unwrap().encode(),
+            cache: Uuid([2; 16]),
+            run: 3,
+            host: "there".into(),
+            generation: 5,
+            attachment: 1,
+            frontier: 9,
+            time: 1_700_000_000_000_000_000,
+            mark: None,
+            order,
+            applied: 0,
+        };
+        let mut place = marker_place(store, &PlaceOptions::default()).unwrap();
+        place.read().unwrap();
+        place.write(&marker).unwrap();
+        marker
+    }
+
+    fn read(store: &dyn Backing) -> Marker {
+        let mut place = marker_place(store, &PlaceOptions::default()).unwrap();
+        let Found::There(marker) = place.read().unwrap() else { panic!("there is none") };
+        *marker
+    }
+
+    #[test]
+    fn a_dirty_marker_becomes_clean_with_the_next_generation() {
+        for state in
+            [MarkerState::Dirty, MarkerState::Carried, MarkerState::Closing, MarkerState::Closed]
+        {
+            let dir = TempDir::new().unwrap();
+            let store = store(&dir);
+            let was = mark(&*store, state, MarkerOrder::Completion);
+            let told = recover(&*store, None, false).unwrap();
+            assert!(told.recovered && told.fenced, "{told:?}");
+            assert_eq!((told.was.as_str(), told.generation), (state_name(state), 6));
+            assert_eq!(told.host.as_deref(), Some("there"));
+            assert_eq!(told.order.as_deref(), Some("ordered,grain=completion"));
+            assert_eq!(told.not_older_than, Some(1_700_000_000));
+            let now = read(&*store);
+            assert_eq!((now.state, now.number, now.generation), (MarkerState::Clean, 8, 6));
+            assert_eq!((now.volume, now.cache), (was.volume, was.cache));
+            // Once more there is nothing to do.
+            let again = recover(&*store, None, false).unwrap();
+            assert_eq!((again.recovered, again.was.as_str()), (false, "clean"));
+            assert_eq!(read(&*store), now);
+        }
+    }
+
+    #[test]
+    fn a_store_that_was_set_back_is_ahead_of_every_cache() {
+        let dir = TempDir::new().unwrap();
+        let store = store(&dir);
+        mark(&*store, MarkerState::Clean, MarkerOrder::Flush);
+        assert!(!recover(&*store, None, false).unwrap().recovered);
+        let told = recover(&*store, None, true).unwrap();
+        assert!(told.recovered && told.generation == 5 + AHEAD + 1, "{told:?}");
+        assert_eq!(read(&*store).number, 7 + AHEAD + 1);
+    }
+
+    #[test]
+    fn a_marker_that_is_lost_is_replaced_by_one_that_no_cache_knows() {
+        let dir = TempDir::new().unwrap();
+        let store = store(&dir);
+        let Err(RecoverError::NoMarker(_)) = recover(&*store, None, false) else {
+            panic!("there was none")
+        };
+        mark(&*store, MarkerState::Dirty, MarkerOrder::Any);
+        let path = dir.path().join("disk.larder");
+        let mut bytes = std::fs::read(&path).unwrap();
+        for at in [20, larder_format::block::marker::COPY_BYTES + 20] {
+            bytes[at] ^= 1;
+        }
+        std::fs::write(&path, bytes).unwrap();
+        let told = recover(&*store, None, false).unwrap();
+        assert_eq!((told.was.as_str(), told.recovered, told.cache), ("damaged", true, None));
+        assert!(read(&*store).generation > UNKNOWN);
+    }
+
+    #[test]
+    fn a_journal_is_not_passed_over() {
+        let dir = TempDir::new().unwrap();
+        let store = store(&dir);
+        let was = mark(&*store, MarkerState::Dirty, MarkerOrder::Journaled);
+        let error = recover(&*store, None, false).unwrap_err();
+        assert!(matches!(error, RecoverError::Journal { .. }), "{error}");
+        assert_eq!(read(&*store), was);
+    }
+
+    #[test]
+    fn a_living_holder_is_left_alone() {
+        let dir = TempDir::new().unwrap();
+        let store = store(&dir);
+        let was = mark(&*store, MarkerState::Dirty, MarkerOrder::Flush);
+        let mut holder = marker_place(&*store, &PlaceOptions::default()).unwrap();
+        holder.read().unwrap();
+        holder.write(&Marker { number: 8, ..was }).unwrap();
+        let error = recover(&*store, None, false).unwrap_err().to_string();
+        assert!(error.contains("is held"), "{error}");
+        drop(holder);
+        assert!(recover(&*store, None, false).unwrap().recovered);
+    }
+}

@@ -1,0 +1,358 @@
+//! Volumes that write back, through the library: what is written is read back before it is in the store, after a stop, and from the store in the
+//! end; the marker beside the store says who may serve it.
+
+use std::path::Path;
+
+use larder_base::Rng;
+
+use super::*;
+use crate::block::back::{BackConfig, Grain, MarkerAt, Order, Pace};
+use crate::block::{Builder, Cache};
+
+const BYTES: u64 = 8 << 20;
+
+fn builder(dir: &Path, back: Option<BackConfig>) -> Builder {
+    let path = dir.join("disk");
+    if !path.exists() {
+        File::create(&path).unwrap().set_len(BYTES).unwrap();
+    }
+    let builder = Cache::builder(dir.join("cache")).create(ByteSize::mib(192));
+    let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.join("state")).threads(2);
+    let builder = builder.volume("disk", &format!("file:{}", path.display())).unwrap();
+    match back {
+        Some(back) => builder.write_back("disk", back),
+        None => builder,
+    }
+}
+
+fn ordered(pace: Pace) -> BackConfig {
+    BackConfig { order: Order::Ordered(Grain::Flush), pace, dirty_max: None }
+}
+
+fn store(dir: &Path) -> Vec<u8> {
+    std::fs::read(dir.join("disk")).unwrap()
+}
+
+#[test]
+fn what_is_written_back_is_read_at_once_and_comes_to_the_store_when_it_is_wanted_there() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(4096, [7; 8192]).wait().unwrap();
+    disk.write(5000, [8; 100]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    let mut wanted = vec![0u8; 16384];
+    wanted[4096..12288].fill(7);
+    wanted[5000..5100].fill(8);
+    assert!(disk.read(0, 16384).wait().unwrap()[..] == wanted[..]);
+    assert!(store(dir.path()).iter().all(|&b| b == 0), "nothing is in the store yet");
+    let status = cache.core().back_status("disk").unwrap();
+    assert_eq!(status.status.dirty, 8192);
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert!(store(dir.path())[..16384] == wanted[..]);
+    assert_eq!(cache.core().back_status("disk").unwrap().status.dirty, 0);
+    assert!(disk.read(0, 16384).wait().unwrap()[..] == wanted[..]);
+}
+
+#[test]
+fn dirty_data_is_there_after_a_stop_and_until_its_cache_is_given_up() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    disk.zero(4096, 4096).wait().unwrap();
+    disk.write(8192, [3; 512]).wait().unwrap();
+    drop((disk, cache));
+    // Without write-back it is refused: its store is older.
+    let why = builder(dir.path(), None).open().err().unwrap().to_string();
+    assert!(why.contains("holds writes of it"), "{why}");
+    for _ in 0..2 {
+        let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let read = disk.read(0, 12288).wait().unwrap();
+        assert!(read[..4096].iter().all(|&b| b == 1) && read[8192..8704].iter().all(|&b| b == 3));
+        assert_eq!(cache.core().back_status("disk").unwrap().status.dirty, 8704);
+    }
+    // Another cache is refused as well.
+    std::fs::rename(dir.path().join("cache"), dir.path().join("away")).unwrap();
+    let why = builder(dir.path(), None).open().err().unwrap().to_string();
+    assert!(why.contains("have its store recovered"), "{why}");
+    std::fs::rename(dir.path().join("away"), dir.path().join("cache")).unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::Async))).open().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert!(store(dir.path())[..4096].iter().all(|&b| b == 1));
+    assert!(cache.detach("disk", &mut |_| true).unwrap());
+    drop(cache);
+    let cache = builder(dir.path(), None).open().unwrap();
+    let read = cache.volume("disk").unwrap().read(0, 12288).wait().unwrap();
+    assert!(read[..4096].iter().all(|&b| b == 1) && read[8192..8704].iter().all(|&b| b == 3));
+}
+
+#[test]
+fn random_operations_are_what_a_plain_file_would_have_done() {
+    for (seed, order) in
+        [Order::Any, Order::Ordered(Grain::Flush), Order::Ordered(Grain::Completion)]
+            .into_iter()
+            .enumerate()
+    {
+        let dir = TempDir::new().unwrap();
+        let mut plain = vec![0u8; BYTES as usize];
+        let mut rng = Rng::new(seed as u64);
+        for round in 0..4 {
+            let pace = if round % 2 == 0 { Pace::Async } else { Pace::AtBound };
+            let config = BackConfig { order, pace, dirty_max: Some(ByteSize::mib(16)) };
+            let cache = builder(dir.path(), Some(config)).open().unwrap();
+            let disk = cache.volume("disk").unwrap();
+            for _ in 0..150 {
+                let at = rng.below(BYTES / 512) * 512;
+                let most = if rng.chance(0.05) { 1 << 20 } else { 24 << 10 };
+                let len = ((1 + rng.below(most / 512)) * 512).min(BYTES - at);
+                let range = at as usize..(at + len) as usize;
+                match rng.below(10) {
+                    0..5 => {
+                        let byte = rng.next_u64() as u8;
+                        plain[range].fill(byte);
+                        disk.write(at, vec![byte; len as usize]).wait().unwrap();
+                    }
+                    5 => {
+                        plain[range].fill(0);
+                        disk.zero(at, len).wait().unwrap();
+                    }
+                    6 => disk.flush().wait().unwrap(),
+                    _ => {
+                        let read = disk.read(at, len as usize).wait().unwrap();
+                        assert!(read[..] == plain[range], "{order:?} round {round} at {at}");
+                    }
+                }
+            }
+            if round == 3 {
+                assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+                assert!(store(dir.path()) == plain, "{order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_volume_without_a_marker_says_so_or_does_without() {
+    let dir = TempDir::new().unwrap();
+    let back = builder(dir.path(), Some(ordered(Pace::Async)));
+    let cache = back.marker("disk", MarkerAt::Nowhere).open().unwrap();
+    cache.volume("disk").unwrap().write(0, [1; 4096]).wait().unwrap();
+    drop(cache);
+    assert!(!dir.path().join("disk.larder").exists());
+}
+
+/// The cache is lost at a random moment: store and journal together are what the volume was at a flush, or where an epoch had to end elsewhere.
+#[test]
+fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
+    const LINES: u64 = 32;
+    for seed in 0..12 {
+        let dir = TempDir::new().unwrap();
+        let mut rng = Rng::new(seed);
+        let order = Order::Journaled(crate::block::back::Cuts::Flushes);
+        let config = BackConfig { order, pace: Pace::Async, dirty_max: None };
+        let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let done = |pending: crate::block::Pending<()>| {
+            while !pending.is_done() {
+                cache.turn().unwrap();
+            }
+            pending.wait().unwrap();
+        };
+        let mut plain = vec![0u8; (LINES * 4096) as usize];
+        let mut cuts = vec![plain.clone()];
+        for _ in 0..rng.range(20, 200) {
+            let (line, byte) = (rng.below(LINES), rng.next_u64() as u8);
+            let range = (line * 4096) as usize..((line + 1) * 4096) as usize;
+            if rng.chance(0.1) {
+                plain[range].fill(0);
+                done(disk.zero(line * 4096, 4096));
+            } else {
+                plain[range].fill(byte);
+                done(disk.write(line * 4096, [byte; 4096]));
+            }
+            if rng.chance(0.2) {
+                done(disk.flush());
+                cuts.push(plain.clone());
+            }
+            for _ in 0..rng.below(6) {
+                cache.turn().unwrap();
+            }
+            if rng.chance(0.1) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let status = cache.core().back_status("disk").unwrap();
+        let marker = std::fs::read(dir.path().join("disk.larder")).unwrap();
+        let [a, b] = [&marker[..4096], &marker[4096..8192]];
+        let marker = larder_format::block::marker::choose(a, b).unwrap().marker;
+        // Before anything ends in good order.
+        let image = std::fs::read(dir.path().join("disk")).unwrap();
+        let path = dir.path().join("disk.larder.journal");
+        let journal = std::fs::read(&path).unwrap();
+        drop((disk, cache));
+        std::fs::write(dir.path().join("disk"), image).unwrap();
+        std::fs::write(&path, journal).unwrap();
+        let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+        let options = OpenOptions { watch: false, ..OpenOptions::default() };
+        let backing = backing::open_with(&uri, &options).unwrap();
+        let of = crate::block::back::journal::Of {
+            volume: marker.volume,
+            cache: marker.cache,
+            generation: marker.generation,
+        };
+        let journal = crate::block::back::journal::Journal::open(&path, false).unwrap();
+        let applied = journal.apply(of, &*backing).unwrap();
+        let left = store(dir.path());
+        let at = cuts.iter().rposition(|cut| left[..plain.len()] == cut[..]);
+        assert!(at.is_some(), "seed {seed}: {applied:?} {status:?}");
+    }
+}
+
+/// A cache that was left with dirty data: a write of 20 KiB, parts of which are hidden by a shorter one, zeros and a trim.
+fn left_dirty(dir: &Path) -> Vec<u8> {
+    let cache = builder(dir, Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(1 << 20, [0xa5; 20480]).wait().unwrap();
+    disk.write((1 << 20) + 5000, [0x5a; 1000]).wait().unwrap();
+    disk.zero((1 << 20) + 8192, 512).wait().unwrap();
+    disk.write(4 << 20, [0xc3; 4096]).wait().unwrap();
+    disk.trim(4 << 20, 512).wait().unwrap();
+    drop((disk, cache));
+    let mut wanted = vec![0u8; BYTES as usize];
+    let mut fill = |at: usize, len: usize, byte| wanted[at..at + len].fill(byte);
+    fill(1 << 20, 20480, 0xa5);
+    fill((1 << 20) + 5000, 1000, 0x5a);
+    fill((1 << 20) + 8192, 512, 0);
+    fill(4 << 20, 4096, 0xc3);
+    fill(4 << 20, 512, 0);
+    wanted
+}
+
+/// Where these bytes lie in the cache's file.
+fn find(dir: &Path, bytes: &[u8]) -> u64 {
+    let cache = std::fs::read(dir.join("cache")).unwrap();
+    cache.windows(bytes.len()).position(|found| found == bytes).unwrap() as u64
+}
+
+fn rot(dir: &Path, at: u64) {
+    let file = File::options().write(true).open(dir.join("cache")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xff], at).unwrap();
+}
+
+fn wish(dir: &Path, file: &str, base: Option<&str>) -> crate::block::back::offline::ExportWish {
+    crate::block::back::offline::ExportWish {
+        cache: dir.join("cache"),
+        volume: "disk".into(),
+        file: dir.join(file),
+        base: base.map(|base| dir.join(base)),
+    }
+}
+
+#[test]
+fn dirty_data_of_a_cache_that_is_not_in_use_is_verified_without_its_store() {
+    let dir = TempDir::new().unwrap();
+    left_dirty(dir.path());
+    std::fs::remove_file(dir.path().join("disk")).unwrap();
+    let look = || {
+        let found = crate::block::inspect::inspect(&dir.path().join("cache"), &mut |_, _| true);
+        found.unwrap()
+    };
+    let found = look();
+    assert_eq!(found.faulty(), 0, "{found:?}");
+    let log = found.dirty_data.unwrap();
+    let [disk] = &log.volumes[..] else { panic!("{log:?}") };
+    assert_eq!((disk.bytes, disk.records, disk.sequences), (24576, 5, Some((1, 5))));
+    assert!(!disk.gap);
+    assert_eq!(log.looked_at, 20480 + 1000 + 4096);
+    // Rot in the second piece of the first write, of which two stretches show; the batch is in the tail or known durable.
+    let at = find(dir.path(), &[0xa5; 20480]) + 4096;
+    rot(dir.path(), at);
+    let found = look();
+    let log = found.dirty_data.as_ref().unwrap();
+    assert!(found.faulty() > 0);
+    let [disk] = &log.volumes[..] else { panic!("{log:?}") };
+    if disk.sequences == Some((1, 5)) {
+        let at: Vec<(Option<u64>, u64)> = log.faults.iter().map(|f| (f.offset, f.bytes)).collect();
+        let first = 1 << 20;
+        assert_eq!(at, [(Some(first + 4096), 904), (Some(first + 6000), 2192)]);
+        assert!(log.faults.iter().all(|f| f.volume == "disk" && f.sequence == 1));
+        assert!(log.faults[0].remedy.contains("export"));
+    } else {
+        assert!(disk.gap, "{log:?}");
+    }
+}
+
+#[test]
+fn what_is_dirty_is_exported_at_its_offsets_alone_or_over_an_image() {
+    let dir = TempDir::new().unwrap();
+    let wanted = left_dirty(dir.path());
+    let before = std::fs::read(dir.path().join("cache")).unwrap();
+    let export = |file, base| {
+        let wish = wish(dir.path(), file, base);
+        crate::block::back::offline::export(&wish, &mut |_, _| true)
+    };
+    let done = export("alone", None).unwrap().unwrap();
+    assert_eq!((done.bytes, done.zeros, done.extents, done.last), (24576, 1024, 2, 5));
+    assert!(std::fs::read(dir.path().join("alone")).unwrap() == wanted);
+    let why = export("alone", None).unwrap_err().to_string();
+    assert!(why.contains("there already"), "{why}");
+    let mut base = vec![7u8; BYTES as usize];
+    std::fs::write(dir.path().join("image"), &base).unwrap();
+    export("whole", Some("image")).unwrap().unwrap();
+    for range in [(1 << 20)..(1 << 20) + 20480, (4 << 20)..(4 << 20) + 4096] {
+        base[range.clone()].copy_from_slice(&wanted[range]);
+    }
+    assert!(std::fs::read(dir.path().join("whole")).unwrap() == base);
+    // Whoever asked has gone: nothing is left.
+    let gone = wish(dir.path(), "gone", None);
+    assert!(crate::block::back::offline::export(&gone, &mut |_, _| false).unwrap().is_none());
+    let names = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
+    assert!(!names.into_iter().any(|name| name.to_string_lossy().starts_with("gone")));
+    let other = crate::block::back::offline::ExportWish { volume: "other".into(), ..gone };
+    let why =
+        crate::block::back::offline::export(&other, &mut |_, _| true).unwrap_err().to_string();
+    assert!(why.contains("it knows disk"), "{why}");
+    assert!(std::fs::read(dir.path().join("cache")).unwrap() == before, "it was changed");
+}
+
+#[test]
+fn an_export_lists_what_rots_and_keeps_the_rest() {
+    let dir = TempDir::new().unwrap();
+    let wanted = left_dirty(dir.path());
+    // A start makes all that it found known durable: what rots then is damage, and no torn tail.
+    drop(builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap());
+    let at = find(dir.path(), &[0xa5; 20480]) + 4096;
+    rot(dir.path(), at);
+    let wish = wish(dir.path(), "out", None);
+    let done = crate::block::back::offline::export(&wish, &mut |_, _| true).unwrap().unwrap();
+    let first = 1 << 20;
+    assert_eq!(done.unreadable_bytes, 904 + 2192, "{done:?}");
+    let lost: Vec<(u64, u64)> = done.unreadable.iter().map(|s| (s.offset, s.bytes)).collect();
+    assert_eq!(lost, [(first + 4096, 904), (first + 6000, 2192)]);
+    let mut wanted = wanted;
+    for (at, bytes) in lost {
+        wanted[at as usize..(at + bytes) as usize].fill(0);
+    }
+    assert!(std::fs::read(dir.path().join("out")).unwrap() == wanted);
+}
+
+#[test]
+fn an_explanation_says_what_of_a_line_is_dirty_and_since_when() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(4096, [1; 4096]).wait().unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    disk.write(4096, [2; 512]).wait().unwrap();
+    disk.write(8192 + 512, [3; 512]).wait().unwrap();
+    let dirty = |at| cache.core().explain("disk", at).unwrap().dirty.unwrap();
+    assert_eq!(dirty(0), crate::block::DirtyOf::default());
+    // The first write still shows, behind the second.
+    let (old, young) = (dirty(5000), dirty(8192));
+    assert_eq!((old.bytes, young.bytes), (4096, 512));
+    assert!(old.for_seconds.unwrap() >= young.for_seconds.unwrap() + 0.03, "{old:?} {young:?}");
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(dirty(5000), crate::block::DirtyOf::default());
+}

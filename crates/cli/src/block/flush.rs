@@ -1,0 +1,204 @@
+//! `larder block flush`, and what is said of volumes that write back when one is attached and in a status.
+
+use larder_base::ByteSize;
+use larder_block::control::protocol::{Request, WriteBack};
+use larder_block::control::status::VolumeStatus;
+use serde::Deserialize;
+
+use super::control::{Daemon, duration, read};
+use crate::error::CliError;
+
+/// Shown under the flags of `flush`.
+const EXAMPLES: &str = "\
+Examples:
+  # Before the cache device is taken out of a running host:
+  larder block flush
+  # One volume, for a snapshot of its store:
+  larder block flush db
+
+Ends with 0 if all that was dirty came to the stores, with 1 if something did not.";
+
+/// Brings all that is dirty of volumes that write back to their stores. Ctrl-C ends the waiting, not the destaging
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct FlushArgs {
+    /// The volume. None: all that write back
+    volume: Option<String>,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// What became of one volume.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Flushed {
+    volume: String,
+    destaged: bool,
+    dirty_bytes: u64,
+    trouble: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    volumes: Vec<Flushed>,
+    interrupted: bool,
+}
+
+pub(crate) fn flush(args: &FlushArgs) -> Result<(), CliError> {
+    let answer = args.daemon.ask(&Request::Flush { volume: args.volume.clone() })?;
+    let told: Answer = read(&answer)?;
+    args.daemon.show(&answer, |_| Ok(text(&told)))?;
+    outcome(&told)
+}
+
+fn text(told: &Answer) -> String {
+    if told.volumes.is_empty() {
+        return "no volume writes back: there is nothing to destage".to_owned();
+    }
+    let line = |one: &Flushed| {
+        let what = match (one.destaged, &one.trouble) {
+            (true, _) => "all of it is durable in its store".to_owned(),
+            (false, None) => format!("{} still to be destaged", ByteSize(one.dirty_bytes)),
+            (false, Some(why)) => {
+                format!("{} still to be destaged: {why}", ByteSize(one.dirty_bytes))
+            }
+        };
+        format!("{}: {what}", one.volume)
+    };
+    told.volumes.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// The failure that `flush` ends with, if something did not come to its store: details were printed.
+fn outcome(told: &Answer) -> Result<(), CliError> {
+    let left: Vec<&Flushed> = told.volumes.iter().filter(|v| !v.destaged).collect();
+    if left.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = left.iter().map(|v| format!("'{}'", v.volume)).collect();
+    let why = if told.interrupted { "interrupted: " } else { "" };
+    Err(CliError::Runtime(format!(
+        "{why}not all of {} came to its store: see `larder block status` and flush again",
+        names.join(", ")
+    )))
+}
+
+/// Flags of `attach` for a volume that writes back.
+#[derive(Debug, clap::Args)]
+pub(super) struct BackArgs {
+    /// It writes back: back:any or back:ordered, as for `larder block serve --write`
+    #[arg(long, value_name = "MODE")]
+    write: Option<String>,
+    /// What it may hold of the write log
+    #[arg(long, value_name = "SIZE")]
+    dirty_max: Option<ByteSize>,
+    /// Where its marker is: a path, or the URI of an NBD export or object store
+    #[arg(long, value_name = "PLACE", conflicts_with = "no_marker")]
+    marker: Option<String>,
+    /// It has no marker: nothing notices that its cache is lost, or an older one comes back
+    #[arg(long)]
+    no_marker: bool,
+}
+
+impl BackArgs {
+    /// What the daemon is told.
+    pub(super) fn said(&self) -> Result<WriteBack, CliError> {
+        Ok(WriteBack {
+            write: self.write.clone(),
+            dirty_max: self.dirty_max.map(|size| size.0),
+            marker: self.marker.as_deref().map(from_here).transpose()?,
+            no_marker: self.no_marker,
+        })
+    }
+}
+
+/// The daemon may run in another directory: a relative path is meant from this one.
+fn from_here(place: &str) -> Result<String, CliError> {
+    let is_uri = place.contains("://") || place.starts_with("file:");
+    if is_uri || place.starts_with('/') {
+        return super::control::from_here(place);
+    }
+    let path = std::path::absolute(place)
+        .map_err(|e| CliError::Runtime(format!("'{place}': the working directory: {e}")))?;
+    Ok(path.display().to_string())
+}
+
+/// The columns of a status about volumes that write back, those of words first.
+pub(super) const HEAD: [&str; 10] = [
+    "volume",
+    "write-back",
+    "state",
+    "dirty",
+    "log held",
+    "of",
+    "oldest",
+    "destage/s",
+    "time left",
+    "generation",
+];
+/// How many of them are words.
+pub(super) const WORDS: usize = 3;
+
+/// What stands in them, if it writes back.
+pub(super) fn row(v: &VolumeStatus) -> Option<Vec<String>> {
+    let back = v.write_back.as_ref()?;
+    let state = match (&back.closed, back.failures) {
+        (Some(_), _) => "closed".to_owned(),
+        (None, 0) => "ok".to_owned(),
+        (None, n) => format!("{n} failed"),
+    };
+    let or_none = |seconds: Option<f64>| seconds.map_or_else(|| "–".into(), duration);
+    Some(vec![
+        v.name.clone(),
+        back.mode.trim_start_matches("back:").to_owned(),
+        state,
+        ByteSize(back.dirty_bytes).to_string(),
+        ByteSize(back.held_bytes).to_string(),
+        ByteSize(back.bound_bytes).to_string(),
+        or_none(back.oldest_seconds),
+        ByteSize(back.destage_bytes_per_second as u64).to_string(),
+        or_none(back.seconds_left),
+        back.generation.to_string(),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_says_what_is_left_and_fails_if_something_is() {
+        let one = |name: &str, destaged, dirty_bytes, trouble: Option<&str>| Flushed {
+            volume: name.into(),
+            destaged,
+            dirty_bytes,
+            trouble: trouble.map(str::to_owned),
+        };
+        let none = Answer::default();
+        assert!(text(&none).contains("no volume writes back") && outcome(&none).is_ok());
+        let all = Answer { volumes: vec![one("a", true, 0, None)], ..Answer::default() };
+        assert!(text(&all).contains("a: all of it is durable") && outcome(&all).is_ok());
+        let some = Answer {
+            volumes: vec![
+                one("a", true, 0, None),
+                one("b", false, 8 << 20, None),
+                one("c", false, 4096, Some("its store is away")),
+            ],
+            interrupted: true,
+        };
+        let said = text(&some);
+        assert!(said.contains("b: 8 MiB still to be") && said.contains("is away"), "{said}");
+        let error = outcome(&some).unwrap_err().to_string();
+        assert!(error.contains("interrupted") && error.contains("'b', 'c'"), "{error}");
+        assert!(!error.contains("'a'"), "{error}");
+    }
+
+    #[test]
+    fn a_marker_is_meant_from_where_the_command_runs() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(from_here("m").unwrap(), here.join("m").display().to_string());
+        assert_eq!(from_here("/m").unwrap(), "/m");
+        assert_eq!(from_here("file:m").unwrap(), format!("file:{}", here.join("m").display()));
+        assert_eq!(from_here("nbd://h/e").unwrap(), "nbd://h/e");
+    }
+}

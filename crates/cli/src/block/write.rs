@@ -1,0 +1,247 @@
+//! What writes do: settings of `larder block serve`.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use larder_base::ByteSize;
+use larder_block::cache::back::{BACK, BackConfig, MarkerAt};
+use larder_engine::block::WriteMode;
+use larder_engine::block::node::defaults;
+
+use super::settings::Settings;
+use crate::error::CliError;
+
+/// Less of the log is not worth having: a batch of it may be as long.
+const LEAST_DIRTY: ByteSize = ByteSize::mib(1);
+
+/// Flags of writes.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct WriteArgs {
+    /// What a write does. hdd-ssd (to the store, and allocates in the cache), hdd-upd (to the store, and updates what is cached) or
+    /// hdd-inv (to the store, and drops what is cached) hold for all volumes that do not write back. back:ORDER: it is answered when it
+    /// is in the cache's write log, and comes to the store later (docs/block.md, Write-back); for one volume with NAME=, else for all.
+    /// ORDER is any (a lost cache may cost the file system) or ordered (the store alone is always what a disk may hold after a crash:
+    /// grain=flush, the default, one with a volatile cache; grain=completion, one without). destage=async (at once), periodic:SECONDS
+    /// or none (when the log's bound is reached). May be given several times
+    #[arg(long, value_name = "[NAME=]MODE", value_parser = write, default_value = defaults::WRITE.as_str(), help_heading = "Cache")]
+    write: Vec<WriteSaid>,
+    /// What volumes that write back may hold of the write log, each or one of them; above half of it writes are slowed down to what
+    /// the store takes. May be given several times [default: an equal share of four fifths of the log, at most 4 GiB]
+    #[arg(long, value_name = "[NAME=]SIZE", value_parser = dirty_max, help_heading = "Cache")]
+    dirty_max: Vec<(Option<String>, ByteSize)>,
+    /// Where the marker of a volume is, which says whether a cache holds what the store lacks: a path, or the URI of an NBD export or
+    /// object store. Needed where there is no place beside the store (block devices, NBD). May be given several times
+    #[arg(long = "marker", value_name = "NAME=PLACE", value_parser = marker, help_heading = "Cache")]
+    markers: Vec<(String, String)>,
+    /// This volume has no marker: nothing notices that its cache is lost, or an older one comes back. May be given several times
+    #[arg(long = "no-marker", value_name = "NAME", help_heading = "Cache")]
+    no_markers: Vec<String>,
+}
+
+/// What one `--write` says.
+#[derive(Clone, Debug, PartialEq)]
+enum WriteSaid {
+    /// Of all volumes that do not write back.
+    Through(WriteMode),
+    /// Of one volume, or of all.
+    Back(Option<String>, BackConfig),
+}
+
+/// What was said, checked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Writes {
+    /// What volumes do that do not write back.
+    pub(super) mode: WriteMode,
+    /// Those that write back, of the volumes that are named.
+    pub(super) back: BTreeMap<String, BackConfig>,
+    /// How volumes write back that come later.
+    pub(super) back_by_default: Option<BackConfig>,
+    /// Where markers are that are not beside their store.
+    pub(super) markers: BTreeMap<String, MarkerAt>,
+}
+
+fn usage(text: String) -> CliError {
+    CliError::Usage(text)
+}
+
+impl WriteArgs {
+    /// What is to be done with the volumes of `args`.
+    pub(super) fn checked(&self, args: &Settings) -> Result<Writes, CliError> {
+        let mut writes = self.modes(args)?;
+        self.bounds(&mut writes, args)?;
+        self.places(&mut writes, args)?;
+        let backs = writes.back_by_default.is_some() || !writes.back.is_empty();
+        if let Some(file) = args.recording.record.as_ref().filter(|_| backs) {
+            return Err(usage(format!(
+                "--record '{}': a run that writes back cannot be recorded; leave out --record, or --write back:…",
+                file.display()
+            )));
+        }
+        Ok(writes)
+    }
+
+    fn modes(&self, args: &Settings) -> Result<Writes, CliError> {
+        let mut writes = Writes { mode: defaults::WRITE, ..Writes::default() };
+        let mut through = None;
+        for said in &self.write {
+            match said {
+                WriteSaid::Through(mode) => {
+                    if let Some(before) = through.replace(*mode) {
+                        return Err(usage(format!(
+                            "--write {mode}: --write {before} says already what volumes do that do not write back: choose one"
+                        )));
+                    }
+                    writes.mode = *mode;
+                }
+                WriteSaid::Back(None, back) => {
+                    if let Some(before) = writes.back_by_default.replace(back.clone()) {
+                        return Err(usage(format!(
+                            "--write {back}: --write {before} says already how all volumes write back: choose one, or write \
+                             NAME={back}"
+                        )));
+                    }
+                }
+                WriteSaid::Back(Some(name), back) => {
+                    let flag = format!("--write {name}={back}");
+                    known(&flag, name, args)?;
+                    if args.read_only || args.read_only_volumes.contains(name) {
+                        return Err(usage(format!(
+                            "{flag}: volume '{name}' is only read and writes nothing back: leave one of them out"
+                        )));
+                    }
+                    once(&mut writes.back, &flag, name, back.clone())?;
+                }
+            }
+        }
+        if let Some(back) = &writes.back_by_default {
+            for (name, _) in &args.volumes {
+                if !args.read_only && !args.read_only_volumes.contains(name) {
+                    writes.back.entry(name.clone()).or_insert_with(|| back.clone());
+                }
+            }
+        }
+        Ok(writes)
+    }
+
+    fn bounds(&self, writes: &mut Writes, args: &Settings) -> Result<(), CliError> {
+        let mut said = BTreeMap::new();
+        let mut of_all = None;
+        for (name, most) in &self.dirty_max {
+            let Some(name) = name else {
+                if writes.back.is_empty() && writes.back_by_default.is_none() {
+                    return Err(usage(format!(
+                        "--dirty-max {most}: no volume writes back; --write back:ordered has them do so"
+                    )));
+                }
+                if let Some(before) = of_all.replace(*most) {
+                    return Err(usage(format!(
+                        "--dirty-max {most}: --dirty-max {before} is said already of all volumes: write one, or NAME={most}"
+                    )));
+                }
+                continue;
+            };
+            let flag = format!("--dirty-max {name}={most}");
+            known(&flag, name, args)?;
+            if !writes.back.contains_key(name) {
+                return Err(usage(format!(
+                    "{flag}: volume '{name}' does not write back; --write {name}=back:ordered has it do so"
+                )));
+            }
+            once(&mut said, &flag, name, *most)?;
+        }
+        for (name, back) in &mut writes.back {
+            back.dirty_max = said.get(name).copied().or(of_all);
+        }
+        if let Some(back) = &mut writes.back_by_default {
+            back.dirty_max = of_all;
+        }
+        Ok(())
+    }
+
+    fn places(&self, writes: &mut Writes, args: &Settings) -> Result<(), CliError> {
+        let mut taken = BTreeMap::new();
+        for (name, place) in &self.markers {
+            let flag = format!("--marker {name}={place}");
+            known(&flag, name, args)?;
+            once(&mut writes.markers, &flag, name, MarkerAt::At(place.clone()))?;
+            if let Some(other) = taken.insert(place, name) {
+                return Err(usage(format!(
+                    "{flag}: volume '{other}' has its marker there: name another place"
+                )));
+            }
+        }
+        for name in &self.no_markers {
+            let flag = format!("--no-marker {name}");
+            known(&flag, name, args)?;
+            if let Some(MarkerAt::At(place)) = writes.markers.get(name) {
+                return Err(usage(format!(
+                    "{flag}: --marker {name}={place} says where it is: choose one of them"
+                )));
+            }
+            once(&mut writes.markers, &flag, name, MarkerAt::Nowhere)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a volume has that name.
+fn known(flag: &str, name: &str, args: &Settings) -> Result<(), CliError> {
+    if args.volumes.iter().any(|v| v.0 == name) {
+        return Ok(());
+    }
+    Err(usage(format!("{flag}: no --volume has the name '{name}'")))
+}
+
+fn once<T>(all: &mut BTreeMap<String, T>, flag: &str, name: &str, what: T) -> Result<(), CliError> {
+    match all.entry(name.to_owned()) {
+        Entry::Vacant(entry) => {
+            entry.insert(what);
+            Ok(())
+        }
+        Entry::Occupied(_) => {
+            Err(usage(format!("{flag}: it is said twice of volume '{name}': write it once")))
+        }
+    }
+}
+
+fn write(text: &str) -> Result<WriteSaid, String> {
+    let (name, mode) = match text.split_once('=') {
+        // (No name has one; the parts of a mode have.)
+        Some((name, mode)) if !name.starts_with(BACK) || mode.starts_with(BACK) => {
+            (Some(name.to_owned()), mode)
+        }
+        _ => (None, text),
+    };
+    if mode.starts_with(BACK) {
+        let back = mode.parse().map_err(|e: larder_block::cache::back::NotBack| e.to_string())?;
+        return Ok(WriteSaid::Back(name, back));
+    }
+    match (mode.parse::<WriteMode>(), name) {
+        (Ok(mode), None) => Ok(WriteSaid::Through(mode)),
+        (Ok(mode), Some(name)) => Err(format!(
+            "{mode} is of all volumes that do not write back: write it without '{name}='"
+        )),
+        (Err(e), _) => Err(format!("{e}, back:any or back:ordered")),
+    }
+}
+
+fn dirty_max(text: &str) -> Result<(Option<String>, ByteSize), String> {
+    let (name, size) = match text.split_once('=') {
+        Some((name, size)) => (Some(name.to_owned()), size),
+        None => (None, text),
+    };
+    let size: ByteSize = size.parse().map_err(|e: larder_base::ParseSizeError| e.to_string())?;
+    if size < LEAST_DIRTY {
+        return Err(format!("must be at least {LEAST_DIRTY}"));
+    }
+    Ok((name, size))
+}
+
+fn marker(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, place)) if !place.is_empty() => Ok((name.to_owned(), place.to_owned())),
+        _ => Err(format!(
+            "'{text}' is no volume's marker: write NAME=PLACE, as in disk=/var/lib/larder/disk.marker"
+        )),
+    }
+}

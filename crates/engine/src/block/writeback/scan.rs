@@ -1,0 +1,383 @@
+//! Reads the write log at a start: every batch that may count, for [`recover`](super::recovery::recover).
+//!
+//! Segments are read from the newest generation to the oldest.
+//!
+//! | segment | what is read |
+//! | --- | --- |
+//! | sealed: its footer verifies | the footer, and the newest FRONTIER that it knows |
+//! | not sealed | all headers of batches, and their FRONTIERs |
+//! | of the main chain, and older than what a FRONTIER in a sealed segment calls the oldest | its header: it is free |
+//! | its header does not verify | what its footer or its first batch says of the generation decides how it is read |
+//! | another cache's | its header |
+//!
+//! A footer is written when all before it is durable, so the batches of a sealed segment are known durable, and their payload is not
+//! read. Batches above the number known durable are the tail: their payload is verified, and one that is torn is left out. Behind
+//! bytes that are no batch the scan goes on at the next sector that is one, since what follows damage counts; what was written before
+//! the segment was reused has another generation. A batch names its position, so a client's copy of a log is not taken for one.
+//!
+//! What the device does not give is damage there, never an empty log: [`Scan::unreadable`] has it, the scan goes on behind it, and a
+//! record of the tail with a payload that cannot be read stays, as one that cannot be read. If the log ends before bytes that
+//! could not be read, nothing tells whether it went on there.
+//!
+//! Each parked segment is a chain of its own, and is cut at its end here. Its last copies may be torn: they stay as copies that cannot
+//! be read, and count only where nothing better is left.
+//!
+//! DRAM: 1 MiB, or one footer where that is longer, and what is returned.
+
+use std::ops::Range;
+
+use larder_format::Uuid;
+use larder_format::block::superblock::WriteLogArea;
+use larder_format::block::write_log::{
+    BLOCK, Batch, Footer, Frontier, Kind, Link, PartError, Place, SegmentHeader, batch, chain,
+    footer, pieces,
+};
+
+use super::recovery::{Entry, Scanned};
+
+mod reader;
+
+use reader::Reader;
+pub use reader::{ReadAt, ReadFailed};
+
+/// What a start has read of the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// The batches that may count. The highest number known durable that anything in the main chain says is in one of their links,
+    /// though its batch may have said less. Those of a sealed segment end where the segment does: nothing is to be appended.
+    pub batches: Vec<Scanned>,
+    /// The highest generation that a segment has, also where no batch of it is left: later ones are higher.
+    pub generation: u64,
+    /// Bytes of the device that could not be read, ascending.
+    pub unreadable: Vec<Range<u64>>,
+    /// Segments whose header is damaged, or cannot be read, ascending.
+    pub damaged: Vec<u32>,
+    sums: Vec<u32>,
+}
+
+impl Scan {
+    /// The checksums of the pieces of an entry's payload, for later reads of it.
+    pub fn sums(&self, entry: &Entry) -> &[u32] {
+        let count = pieces::count(entry.record.payload_bytes()) as usize;
+        let from = entry.sums as usize;
+        self.sums.get(from..from.saturating_add(count)).unwrap_or(&[])
+    }
+}
+
+/// Reads the log in `area` of the device. `read` fills its buffer, at most 1 MiB, from a byte of the device on; both are multiples of
+/// the log's sector.
+pub fn scan<'a>(area: &WriteLogArea, cache: Uuid, read: &'a mut ReadAt<'a>) -> Scan {
+    let reader = Reader::new(area.geometry.sector(), read);
+    let mut scanner =
+        Scanner { area: *area, cache, reader, found: Scan::default(), tail: Vec::new(), free: 0 };
+    let mut segments: Vec<Segment> =
+        (0..area.segments).filter_map(|segment| scanner.segment(segment)).collect();
+    segments.sort_by_key(|segment| std::cmp::Reverse(segment.generation));
+    for segment in &segments {
+        scanner.found.generation = scanner.found.generation.max(segment.generation);
+        scanner.batches_of(segment);
+    }
+    scanner.verify_tail();
+    scanner.found.unreadable = scanner.reader.unreadable();
+    scanner.found
+}
+
+/// A segment of this cache.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    number: u32,
+    generation: u64,
+    /// The attachment number that it is parked for; 0 in the main chain.
+    parked: u32,
+}
+
+/// Where the table of a FRONTIER lies in the area, and its checksums.
+type Table = (Range<u64>, Vec<u32>);
+
+/// A batch as it was found, and the table of its FRONTIER, if it begins with one.
+struct FoundBatch {
+    scanned: Scanned,
+    table: Option<Table>,
+}
+
+/// A batch that may be in the tail: its place among those found, and the table of its FRONTIER.
+struct Tail {
+    at: usize,
+    table: Option<Range<u64>>,
+}
+
+struct Scanner<'a> {
+    area: WriteLogArea,
+    cache: Uuid,
+    reader: Reader<'a>,
+    found: Scan,
+    /// Batches of the main chain in segments without a footer.
+    tail: Vec<Tail>,
+    /// Segments of the main chain of an older generation are free.
+    free: u64,
+}
+
+impl Scanner<'_> {
+    fn sector(&self) -> u32 {
+        self.area.geometry.sector()
+    }
+
+    /// Bytes `range` of a segment, and what else was read with them; up to the byte `until` of the segment they may be read ahead.
+    fn bytes(&mut self, segment: u32, range: Range<u32>, until: u32) -> &[u8] {
+        let at = self.area.segment_at(segment);
+        let of = |byte: u32| at + u64::from(byte);
+        self.reader.bytes(of(range.start)..of(range.end), of(until.max(range.end)))
+    }
+
+    /// What the header of a segment says, or what is left to say it; nothing if there is nothing of this cache.
+    fn segment(&mut self, number: u32) -> Option<Segment> {
+        let (sector, cache, geometry) = (self.sector(), self.cache, self.area.geometry);
+        let header = SegmentHeader::decode(self.bytes(number, 0..sector, sector), cache);
+        match header {
+            Ok(SegmentHeader { generation, parked, geometry: of, .. }) if of == geometry => {
+                let parked = parked.map_or(0, |parked| parked.attachment);
+                return Some(Segment { number, generation, parked });
+            }
+            Err(PartError::Cache { .. }) => return None,
+            _ => {}
+        }
+        let at = self.area.segment_at(number);
+        let lost = self.reader.is_unreadable(at..at + u64::from(sector));
+        let left = self.generation_left(number);
+        // One that was never written is not damaged.
+        if lost || left.is_some() || header != Err(PartError::Absent) {
+            self.found.damaged.push(number);
+        }
+        left
+    }
+
+    /// The generation of a segment whose header is lost: the later of those that its first batch and its footer name.
+    fn generation_left(&mut self, number: u32) -> Option<Segment> {
+        // No segment has generation 0: what is whole otherwise says which it has.
+        let named = |error: PartError| match error {
+            PartError::Generation { found } => Some(found),
+            _ => None,
+        };
+        let first = self.batch(number, 0, self.sector()).err().and_then(named);
+        let first = first.and_then(|generation| {
+            let batch = self.batch(number, generation, self.sector()).ok()?;
+            Some(Segment { number, generation, parked: batch.head.parked })
+        });
+        let last = self.footer(number, 0).err().and_then(named);
+        let last = last.and_then(|generation| {
+            let footer = self.footer(number, generation).ok()?;
+            Some(Segment { number, generation, parked: footer.parked })
+        });
+        [first, last].into_iter().flatten().max_by_key(|segment| segment.generation)
+    }
+
+    /// The batch at a position of a segment, if its header is whole there.
+    fn batch(&mut self, segment: u32, generation: u64, at: u32) -> Result<Batch, PartError> {
+        let all = self.area.geometry.bytes();
+        let place = Place { cache: self.cache, generation, at, segment: all };
+        let end = at.saturating_add(BLOCK as u32).min(all);
+        match batch::decode(self.bytes(segment, at..end, all), &place) {
+            Err(PartError::Short { need, .. }) => {
+                let end = u32::try_from(need).ok().and_then(|need| at.checked_add(need));
+                // What says more than there is room for is torn.
+                let end = end.filter(|&end| end <= all).ok_or(PartError::Torn)?;
+                batch::decode(self.bytes(segment, at..end, all), &place)
+            }
+            read => read,
+        }
+    }
+
+    /// The footer of a segment.
+    fn footer(&mut self, segment: u32, generation: u64) -> Result<Footer, PartError> {
+        let (cache, geometry) = (self.cache, self.area.geometry);
+        let all = geometry.bytes();
+        let mut last = footer::END_BYTES.next_multiple_of(self.sector() as usize);
+        loop {
+            let from = all.saturating_sub(u32::try_from(last).unwrap_or(all));
+            let bytes = self.bytes(segment, from..all, all);
+            match Footer::decode(bytes, cache, generation, geometry) {
+                Err(PartError::Short { need, .. }) if need > last => last = need,
+                read => return read,
+            }
+        }
+    }
+
+    fn batches_of(&mut self, segment: &Segment) {
+        let &Segment { number, generation, parked } = segment;
+        if parked == 0 && generation < self.free {
+            return;
+        }
+        let footer = self.footer(number, generation).ok().filter(|f| f.parked == parked);
+        let is_sealed = footer.is_some();
+        let mut batches: Vec<FoundBatch> = match footer {
+            Some(footer) => {
+                let known = footer.known;
+                let of = footer.batches.iter().map(|batch| self.found_batch(number, batch));
+                let mut batches: Vec<FoundBatch> = of.collect();
+                let end = self.area.geometry.bytes() - self.sector();
+                batches.iter_mut().for_each(|batch| batch.scanned.end = end);
+                if let Some(last) = batches.last_mut() {
+                    last.scanned.link.known = last.scanned.link.known.max(known);
+                }
+                batches
+            }
+            None => self.walk(segment),
+        };
+        if parked != 0 {
+            self.parked(batches, generation);
+            return;
+        }
+        if is_sealed {
+            // The newest says all that the ones before it said.
+            for FoundBatch { scanned, table } in batches.iter_mut().rev() {
+                scanned.frontier = table.as_ref().and_then(|table| self.table(table, false));
+                if let Some(frontier) = &scanned.frontier {
+                    self.free = self.free.max(frontier.oldest_generation.min(generation));
+                    break;
+                }
+            }
+        } else {
+            for FoundBatch { scanned, table } in &mut batches {
+                scanned.frontier = table.as_ref().and_then(|table| self.table(table, true));
+            }
+        }
+        for FoundBatch { scanned, table } in batches {
+            if !is_sealed {
+                let table = table.map(|table| table.0);
+                self.tail.push(Tail { at: self.found.batches.len(), table });
+            }
+            self.found.batches.push(scanned);
+        }
+    }
+
+    /// The batches of a segment without a footer, as their headers say.
+    fn walk(&mut self, segment: &Segment) -> Vec<FoundBatch> {
+        let (sector, all) = (self.sector(), self.area.geometry.bytes());
+        let mut batches = Vec::new();
+        let mut at = sector;
+        while at < all {
+            match self.batch(segment.number, segment.generation, at) {
+                Ok(batch) if batch.head.parked == segment.parked => {
+                    batches.push(self.found_batch(segment.number, &batch));
+                    at = at.saturating_add(batch.bytes(sector));
+                }
+                _ => at = at.saturating_add(sector),
+            }
+        }
+        batches
+    }
+
+    fn found_batch(&mut self, segment: u32, batch: &Batch) -> FoundBatch {
+        let (head, shape) = (&batch.head, batch.contents.shape());
+        let first = self.area.segment_at(segment) - self.area.at;
+        let payload = first + u64::from(head.at) + u64::from(shape.header_bytes());
+        let mut table = None;
+        let mut entries = Vec::with_capacity(shape.records() as usize);
+        for entry in batch.contents.entries() {
+            let place = payload + u64::from(entry.payload.start);
+            if entry.record.kind == Kind::Frontier {
+                let end = payload + u64::from(entry.payload.end);
+                table = Some((place..end, entry.sums.to_vec()));
+                continue;
+            }
+            // An area has fewer sums than 32 bits can number.
+            let sums = u32::try_from(self.found.sums.len()).unwrap_or(u32::MAX);
+            self.found.sums.extend_from_slice(entry.sums);
+            let readable = !entry.record.flags.unreadable;
+            entries.push(Entry { record: *entry.record, place, readable, sums });
+        }
+        let scanned = Scanned {
+            link: batch.link(),
+            parked: head.parked,
+            segment,
+            end: head.at + shape.bytes(self.sector()) - self.sector(),
+            entries,
+            frontier: None,
+        };
+        FoundBatch { scanned, table }
+    }
+
+    /// The FRONTIER whose table this is, if it is whole.
+    fn table(&mut self, (table, sums): &Table, ahead: bool) -> Option<Frontier> {
+        let bytes = self.payload(table.clone(), ahead);
+        pieces::check(sums, 0, bytes).ok()?;
+        Frontier::decode(bytes).ok()
+    }
+
+    /// Payload at these bytes of the area; `ahead`, with what follows in its segment.
+    fn payload(&mut self, range: Range<u64>, ahead: bool) -> &[u8] {
+        let bytes = (range.end - range.start) as usize;
+        let segment = u64::from(self.area.geometry.bytes());
+        let until = if ahead { range.end.next_multiple_of(segment) } else { range.end };
+        let at = self.area.at;
+        let found = self.reader.bytes(at + range.start..at + range.end, at + until);
+        found.get(..bytes).unwrap_or(found)
+    }
+
+    /// Keeps of a parked segment what its chain has, and finds out which of its last copies can be read.
+    fn parked(&mut self, batches: Vec<FoundBatch>, generation: u64) {
+        let mut batches: Vec<Scanned> = batches.into_iter().map(|batch| batch.scanned).collect();
+        let links: Vec<Link> = batches.iter().map(|batch| batch.link).collect();
+        let known = chain::known_durable(&links);
+        let mut counts = vec![false; batches.len()];
+        for at in chain::read(&links, generation, 1).batches {
+            counts[at] = true;
+        }
+        let mut counts = counts.into_iter();
+        batches.retain(|_| counts.next() == Some(true));
+        for batch in &mut batches {
+            if batch.link.number > known {
+                for entry in &mut batch.entries {
+                    entry.readable &= self.check(entry);
+                }
+            }
+        }
+        self.found.batches.append(&mut batches);
+    }
+
+    /// Whether the payload of an entry is what its sums say.
+    fn check(&mut self, entry: &Entry) -> bool {
+        let bytes = entry.record.payload_bytes();
+        let sums = self.found.sums(entry).to_vec();
+        let payload = self.payload(entry.place..entry.place + bytes, true);
+        pieces::check(&sums, 0, payload).is_ok()
+    }
+
+    /// Leaves out what is torn above the number known durable.
+    fn verify_tail(&mut self) {
+        let mut batches = std::mem::take(&mut self.found.batches);
+        let main = |batch: &&Scanned| batch.parked == 0;
+        let known = chain::known_durable(batches.iter().filter(main).map(|batch| &batch.link));
+        let mut torn = vec![false; batches.len()];
+        for Tail { at, table } in std::mem::take(&mut self.tail) {
+            let batch = &mut batches[at];
+            if batch.link.number <= known || batch.link.generation < self.free {
+                continue;
+            }
+            torn[at] |= match &table {
+                Some(table) if batch.frontier.is_none() => !self.is_lost(table),
+                _ => false,
+            };
+            for entry in &mut batch.entries {
+                if entry.readable && !self.check(entry) {
+                    let end = entry.place + entry.record.payload_bytes();
+                    entry.readable = false;
+                    torn[at] |= !self.is_lost(&(entry.place..end));
+                }
+            }
+        }
+        let mut torn = torn.into_iter();
+        batches.retain(|_| torn.next() == Some(false));
+        // What the torn ones knew is so.
+        let last = batches.iter_mut().filter(|batch| batch.parked == 0);
+        if let Some(last) = last.max_by_key(|batch| batch.link.generation) {
+            last.link.known = last.link.known.max(known);
+        }
+        self.found.batches = batches;
+    }
+
+    /// Whether the device did not give some of these bytes of the area.
+    fn is_lost(&self, range: &Range<u64>) -> bool {
+        self.reader.is_unreadable(self.area.at + range.start..self.area.at + range.end)
+    }
+}

@@ -1,0 +1,522 @@
+//! The crash model of the whole write log: two or three volumes, each in its own order, on one log of few segments with real bytes.
+//!
+//! What it has of a queue is the least that the log needs: overlapping changes wait for one another, reads read what
+//! [`WriteLog::look`] names, and whatever is asked for ends some time, in any order, well or not. What must hold is what
+//! `models/write_back.py` says. A sector says which write filled it, so every check is exact.
+
+mod check;
+mod clients;
+mod device;
+mod start;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::rc::Rc;
+
+use larder_base::{Nanos, Rng};
+use larder_engine::block::OpId;
+#[cfg(feature = "planted")]
+use larder_engine::block::writeback::Fault;
+use larder_engine::block::writeback::Planted;
+use larder_engine::block::writeback::destager::{self, Pace};
+use larder_engine::block::writeback::log::{
+    Asked, Asks, Config, Found, Parks, Piece, Sums, ToWrite, WriteLog,
+};
+use larder_engine::block::writeback::overlay::{Dirty, Holds};
+use larder_engine::block::writeback::volume_log::{Kind, Order};
+use larder_format::Uuid;
+use larder_format::block::write_log::{SegmentGeometry, pieces};
+
+use device::{LogDevice, Store};
+
+use super::world::ORDERS;
+
+/// Bytes of a sector of a volume.
+const SECTOR: u64 = 512;
+/// Where the log's area begins on its device.
+const AT: u64 = 8192;
+const CACHE: Uuid = Uuid([7; 16]);
+/// Not yet.
+const NEVER: u64 = u64::MAX;
+
+/// Payload, which a failure does not print.
+#[derive(Clone)]
+struct Bytes(Rc<Vec<u8>>);
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+type Checked = Result<(), String>;
+
+/// What a history is made of.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Setup {
+    /// All volumes in this order (a letter of [`ORDERS`]), or each in any.
+    pub(super) order: Option<char>,
+    pub(super) fault: Option<Planted>,
+    /// The steps are printed.
+    pub(super) trace: bool,
+}
+
+/// A change that was issued. Its number is its place in `World::writes`; a sector that it fills has this number.
+struct Write {
+    sectors: Range<u64>,
+    kind: Kind,
+    fua: bool,
+    /// When it was issued, and answered; and when somebody knew that it is done: its client, or who saw it.
+    issued: u64,
+    answered: u64,
+    done: u64,
+    /// When the last FLUSH was issued that had been answered when this was.
+    level: u64,
+    /// Its place in the volume's log, from 1: its sequence. 0 as long as it waits for others.
+    sequence: u64,
+}
+
+/// What a client waits for.
+enum Op {
+    Write(usize, u64),
+    /// With when it was issued.
+    Flush(usize, u64),
+}
+
+/// A stretch of a read that goes on.
+struct Reading {
+    volume: usize,
+    found: Found,
+    /// Of its sectors the last write that was answered when it began.
+    fresh: Vec<u64>,
+}
+
+/// What is under way.
+enum Io {
+    Write { write: ToWrite<Bytes>, bytes: Rc<Vec<u8>> },
+    Flush { covers: u64, mark: usize },
+    Step(usize),
+    Read(Reading),
+    Store { volume: usize, dirty: Dirty, piece: Option<Piece> },
+    FlushStore(usize),
+    Park { volume: usize, parks: Parks },
+}
+
+struct Volume {
+    attachment: u32,
+    letter: char,
+    destage: destager::Config,
+    bound: u64,
+    store: Store,
+    /// Numbers of the writes, by sequence.
+    log: Vec<u64>,
+    /// Writes that wait for others that they overlap.
+    blocked: VecDeque<(OpId, u64)>,
+    /// When the last FLUSH was issued that has been answered.
+    level: u64,
+    /// The number of its marker.
+    marker: u64,
+    /// What it may hold beside what is not answered: a start may find more.
+    may_hold: u64,
+}
+
+pub(super) struct World {
+    rng: Rng,
+    setup: Setup,
+    now: Nanos,
+    /// Counts what clients do and hear.
+    tick: u64,
+    config: Config,
+    device: LogDevice,
+    log: WriteLog<Bytes>,
+    volumes: Vec<Volume>,
+    /// From 1; 0 is nobody.
+    writes: Vec<Write>,
+    ops: BTreeMap<OpId, Op>,
+    next_op: u64,
+    ios: Vec<Io>,
+    /// The store of this volume does not answer.
+    stuck: Option<usize>,
+    /// Of a thousand I/Os so many fail.
+    failures: u64,
+    /// While a start goes on, of each volume how much of its log it has found.
+    starting: Option<Vec<u64>>,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, setup: Setup) -> World {
+        let mut rng = Rng::new(seed);
+        let sector = if rng.chance(0.2) { 4096 } else { 512 };
+        let segment = if sector == 4096 || rng.chance(0.3) { 32 << 10 } else { 16 << 10 };
+        let geometry = SegmentGeometry::new(segment, sector).unwrap();
+        let segments = rng.range(8, 16) as u32;
+        let depth = rng.range(1, 4) as u32;
+        let config =
+            Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
+        let bytes = AT as usize + (segments * segment) as usize;
+        let area = u64::from(segments * segment);
+        let failures = [0, 0, 10, 40][rng.below(4) as usize];
+        let volumes = (0..rng.range(2, 3)).map(|i| volume(i, &mut rng, setup, area)).collect();
+        let none = Write {
+            sectors: 0..0,
+            kind: Kind::Zero,
+            fua: false,
+            issued: 0,
+            answered: 0,
+            done: 0,
+            level: 0,
+            sequence: 0,
+        };
+        let mut world = World {
+            rng,
+            setup,
+            now: Nanos(0),
+            tick: 0,
+            config,
+            device: LogDevice::new(bytes, sector as usize),
+            log: WriteLog::new(config),
+            volumes,
+            writes: vec![none],
+            ops: BTreeMap::new(),
+            next_op: 0,
+            ios: Vec::new(),
+            stuck: None,
+            failures,
+            starting: None,
+        };
+        world.plant();
+        for v in 0..world.volumes.len() {
+            world.attach(v, 0);
+        }
+        world
+    }
+
+    fn plant(&mut self) {
+        #[cfg(feature = "planted")]
+        self.log.plant(Fault::of(self.setup.fault));
+    }
+
+    fn says(&self, what: impl FnOnce() -> String) {
+        if self.setup.trace {
+            println!("{:>9.3} ms  {}", self.now.0 as f64 / 1e6, what());
+        }
+    }
+
+    /// One of a thousand I/Os fails, or as many as may.
+    fn fails(&mut self) -> bool {
+        self.failures > 0 && self.rng.below(1000) < self.failures
+    }
+
+    /// Carries out what the log asks for, and hears whom it answers.
+    fn carry(&mut self, asks: Asks<Bytes>) -> Checked {
+        for write in asks.writes {
+            let bytes = flat(&write);
+            self.says(|| format!("batch {} at {} of {} bytes", write.number, write.at, write.len));
+            self.ios.push(Io::Write { write, bytes });
+        }
+        if let Some(covers) = asks.flush {
+            self.says(|| format!("log flush up to batch {covers} begins"));
+            self.ios.push(Io::Flush { covers, mark: self.device.mark() });
+        }
+        for attachment in asks.steps {
+            let volume = attachment as usize - 1;
+            if !self.ios.iter().any(|io| matches!(io, Io::Step(v) if *v == volume)) {
+                self.ios.push(Io::Step(volume));
+            }
+        }
+        self.started();
+        for (op, failed) in asks.answers {
+            self.answered(op, failed)?;
+        }
+        self.check_held()
+    }
+
+    fn carry_out(&mut self, volume: usize, out: Vec<Asked>) {
+        for asked in out {
+            match asked {
+                Asked::Store(dirty, piece) => self.ios.push(Io::Store { volume, dirty, piece }),
+                Asked::Flush => self.ios.push(Io::FlushStore(volume)),
+                Asked::Park(parks) => self.ios.push(Io::Park { volume, parks }),
+                Asked::Journal { .. } | Asked::FlushJournal => {}
+            }
+        }
+    }
+
+    /// One of what is under way ends.
+    fn end(&mut self, which: usize) -> Checked {
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        let now = self.now;
+        let volume = match self.ios.swap_remove(which) {
+            Io::Write { write, bytes } => {
+                let done = !self.fails();
+                let some = (!done).then(|| self.device.part(&mut self.rng, bytes.len()));
+                self.device.write(write.at, bytes, some);
+                self.says(|| format!("batch {} written: {done}", write.number));
+                self.log.written(now, write.number, done, &mut asks);
+                0
+            }
+            Io::Flush { covers, mark } => {
+                // It ends for good, and so does the history.
+                let done = !(self.fails() && self.rng.chance(0.1));
+                self.device.flush(mark, done);
+                self.says(|| format!("log flushed up to batch {covers}: {done}"));
+                self.log.flushed(now, covers, done, &mut asks);
+                0
+            }
+            Io::Step(volume) => {
+                self.log.step(now, self.volumes[volume].attachment, &mut out, &mut asks);
+                volume
+            }
+            Io::Read(reading) => {
+                self.read_ends(&reading)?;
+                0
+            }
+            Io::Park { volume, parks } => {
+                let mut read = Vec::new();
+                for (sequence, piece) in parks {
+                    let bytes = piece.as_ref().map(|piece| {
+                        let bytes = self.device.read(piece.place, piece.bytes as usize);
+                        pieces::check(piece.sums.as_slice(), 0, bytes).map(|()| bytes.to_vec())
+                    });
+                    if let Some(Err(which)) = bytes {
+                        return Err(format!(
+                            "v{volume}: piece {which} of {piece:?} does not verify"
+                        ));
+                    }
+                    let bytes = bytes.and_then(Result::ok).map(|bytes| Bytes(Rc::new(bytes)));
+                    read.push((sequence, piece, bytes));
+                }
+                self.says(|| {
+                    let of = |(n, piece, _): &(u64, Option<Piece>, _)| {
+                        format!("{n} from {:?}", piece.as_ref().map(|p| (p.place, p.bytes, p.pin)))
+                    };
+                    let all: Vec<String> = read.iter().map(of).collect();
+                    format!("v{volume}: parked: {}", all.join(", "))
+                });
+                let attachment = self.volumes[volume].attachment;
+                self.log.parked(now, attachment, read, &mut asks);
+                volume
+            }
+            Io::Store { volume, dirty, piece } => {
+                let numbers = self.destaged(volume, &dirty, piece.as_ref())?;
+                if let Some(piece) = &piece {
+                    self.log.unpin(now, piece.pin, &mut asks);
+                }
+                let done = !self.fails();
+                for (sector, number) in numbers {
+                    if done || self.rng.chance(0.5) {
+                        self.volumes[volume].store.write(sector, number);
+                    }
+                }
+                let outcome = done.then_some(self.volumes[volume].store.life);
+                self.says(|| {
+                    let (from, to) = (dirty.at / SECTOR, (dirty.at + dirty.len) / SECTOR);
+                    format!("v{volume}: store has {from}..{to} of {}: {done}", dirty.sequence)
+                });
+                let attachment = self.volumes[volume].attachment;
+                self.log.stored(now, attachment, outcome, &mut out, &mut asks);
+                volume
+            }
+            Io::FlushStore(volume) => {
+                let done = !self.fails();
+                let store = &mut self.volumes[volume].store;
+                if done {
+                    store.flush()
+                } else {
+                    store.lose(&mut self.rng)
+                }
+                let outcome = done.then_some(store.life);
+                self.says(|| format!("v{volume}: store flushed: {outcome:?}"));
+                let attachment = self.volumes[volume].attachment;
+                self.log.store_flushed(now, attachment, outcome, &mut out, &mut asks);
+                volume
+            }
+        };
+        self.carry_out(volume, out);
+        self.carry(asks)
+    }
+
+    /// Time passes, and what is due is done.
+    fn due(&mut self) -> Checked {
+        let mut asks = Asks::default();
+        self.log.due(self.now, &mut asks);
+        self.carry(asks)
+    }
+
+    fn pass(&mut self) -> Checked {
+        let wakes = self.log.wakes(self.now);
+        match self.rng.below(4) {
+            0 => self.now.0 += self.rng.below(60_000_000),
+            _ => self.now = wakes.unwrap_or(self.now).max(self.now),
+        }
+        self.due()
+    }
+
+    pub(super) fn play(&mut self, steps: u64) -> Checked {
+        for _ in 0..steps {
+            self.now.0 += self.rng.below(200_000);
+            if self.rng.below(200) == 0 {
+                let some = self.rng.below(self.volumes.len() as u64) as usize;
+                self.stuck = self.rng.chance(0.5).then_some(some);
+            }
+            match self.rng.below(1_000) {
+                0..360 if !self.log.is_started() => {}
+                0..250 => self.issue()?,
+                250..300 => self.flush()?,
+                300..360 => self.read()?,
+                360..370 => self.refresh(),
+                370..930 => {
+                    let n = self.ios.len() as u64;
+                    if n > 0 {
+                        let which = self.rng.below(n) as usize;
+                        let stuck = self.stuck.is_some()
+                            && match self.ios[which] {
+                                Io::Store { volume, .. } | Io::FlushStore(volume) => {
+                                    self.stuck == Some(volume)
+                                }
+                                _ => false,
+                            };
+                        if !stuck {
+                            self.end(which)?;
+                        }
+                    }
+                }
+                930..960 => self.pass()?,
+                960..970 => {
+                    let v = self.rng.below(self.volumes.len() as u64) as usize;
+                    self.volumes[v].store.crash(&mut self.rng);
+                    self.says(|| format!("v{v}: store crashes"));
+                }
+                970..985 => self.lose_cache()?,
+                985..990 => self.restart(false)?,
+                990..995 => self.restart(true)?,
+                _ => {}
+            }
+            if self.log.wakes(self.now).is_some_and(|at| at <= self.now) && self.rng.chance(0.5) {
+                self.due()?;
+            }
+            if self.log.closed().is_some() && self.rng.chance(0.05) {
+                let power = self.rng.chance(0.5);
+                self.restart(power)?;
+            }
+        }
+        self.settle()?;
+        self.lose_cache()
+    }
+
+    /// All devices answer again: all that waits ends, and all comes to the stores.
+    fn settle(&mut self) -> Checked {
+        self.failures = 0;
+        if self.log.closed().is_some() {
+            self.restart(false)?;
+        }
+        self.says(|| "no more failures".to_owned());
+        self.quiet()?;
+        if !self.log.is_started() {
+            return Err(format!("a start does not come to its end: {:?}", self.log));
+        }
+        if !self.ops.is_empty() {
+            let why =
+                format!("{} operations are not answered, and nothing is under way", self.ops.len());
+            return Err(format!("{why}: {:?}", self.log));
+        }
+        let mut asks = Asks::default();
+        for volume in &self.volumes {
+            self.log.drain(volume.attachment, true, &mut asks);
+        }
+        self.carry(asks)?;
+        self.quiet()?;
+        for (v, volume) in self.volumes.iter().enumerate() {
+            if !self.log.is_clean(volume.attachment) {
+                return Err(format!("v{v} does not come to its store: {:?}", self.log));
+            }
+            for sector in 0..volume.store.sectors() {
+                let (has, want) = (volume.store.see(sector), self.last(v, sector, NEVER));
+                if has != want {
+                    return Err(format!(
+                        "v{v}: all is destaged, sector {sector} has {has}, not {want}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on until nothing is under way and nothing is due.
+    fn quiet(&mut self) -> Checked {
+        self.stuck = None;
+        let mut idle = 0;
+        for _ in 0..100_000 {
+            if !self.ios.is_empty() {
+                let which = self.rng.below(self.ios.len() as u64) as usize;
+                self.end(which)?;
+                idle = 0;
+                continue;
+            }
+            let Some(wakes) = self.log.wakes(self.now) else { return Ok(()) };
+            if wakes > self.now {
+                idle = 0;
+            }
+            self.now = wakes.max(self.now);
+            self.due()?;
+            idle += 1;
+            if idle > 3 {
+                return Err(format!("it wakes at {wakes:?} again and again: {:?}", self.log));
+            }
+        }
+        Err(format!("it does not come to an end: {:?}, {:?}", self.now, self.log))
+    }
+}
+
+fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
+    let any = ORDERS[rng.below(3) as usize].2;
+    let letter = setup.order.unwrap_or(any);
+    let order = ORDERS.iter().find(|o| o.2 == letter).map_or(Order::Any, |o| o.1);
+    let pace = match rng.below(6) {
+        0 => Pace::AtBound,
+        1 => Pace::Periodic(Nanos::from_millis(rng.range(1, 200))),
+        _ => Pace::Async,
+    };
+    let most = [4 << 10, 32 << 10, 1 << 20][rng.below(3) as usize];
+    let destage = destager::Config { order, pace, most, depth: rng.range(1, 4) as u32 };
+    let bound = [24 << 10, 64 << 10, area / 3, area][rng.below(4) as usize];
+    Volume {
+        attachment: i as u32 + 1,
+        letter,
+        destage,
+        bound,
+        store: Store::new(rng.range(24, 96)),
+        log: Vec::new(),
+        blocked: VecDeque::new(),
+        level: 0,
+        marker: 0,
+        may_hold: bound,
+    }
+}
+
+/// A batch as the device gets it.
+fn flat(write: &ToWrite<Bytes>) -> Rc<Vec<u8>> {
+    let mut bytes = write.head.clone();
+    bytes.resize(write.len as usize, 0);
+    for (at, payload) in &write.payload {
+        bytes[*at as usize..*at as usize + payload.0.len()].copy_from_slice(&payload.0);
+    }
+    Rc::new(bytes)
+}
+
+/// What a write fills a sector with: who it is, and where.
+fn fill(volume: usize, number: u64, sector: u64) -> [u8; SECTOR as usize] {
+    let mut bytes = [0; SECTOR as usize];
+    let word = |i: u64| number << 24 ^ sector << 8 ^ (volume as u64) << 4 ^ i << 56;
+    for (i, eight) in bytes.chunks_exact_mut(8).enumerate() {
+        eight.copy_from_slice(&word(i as u64 % 64 + 1).to_le_bytes());
+    }
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// Which write filled it, if one did, and it is whole.
+fn filled(volume: usize, sector: u64, bytes: &[u8]) -> Option<u64> {
+    let number = u64::from_le_bytes(bytes[..8].try_into().ok()?);
+    (bytes == fill(volume, number, sector)).then_some(number)
+}

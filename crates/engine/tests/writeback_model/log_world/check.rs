@@ -1,0 +1,143 @@
+//! What must hold.
+
+use super::*;
+
+impl World {
+    /// A write's place in its volume's log; 0 of what was there before all.
+    pub(super) fn place(&self, v: usize, number: u64) -> Result<u64, String> {
+        let Some(write) = self.writes.get(number as usize) else {
+            return Err(format!("v{v}: there is no write {number}"));
+        };
+        let sequence = write.sequence;
+        let there = sequence.checked_sub(1).and_then(|at| self.volumes[v].log.get(at as usize));
+        if number > 0 && there != Some(&number) {
+            return Err(format!("v{v}: write {number} is back, which was lost before"));
+        }
+        Ok(sequence)
+    }
+
+    /// The last write of a sector among the first so many of the log.
+    pub(super) fn last(&self, v: usize, sector: u64, most: u64) -> u64 {
+        let log = &self.volumes[v].log;
+        let log = &log[..log.len().min(most as usize)];
+        let has = |n: &&u64| self.writes[**n as usize].sectors.contains(&sector);
+        log.iter().rev().find(has).copied().unwrap_or(0)
+    }
+
+    /// The sectors of a stretch that goes to the store, each with the write that fills it.
+    pub(super) fn destaged(
+        &self,
+        v: usize,
+        dirty: &Dirty,
+        piece: Option<&Piece>,
+    ) -> Result<Vec<(u64, u64)>, String> {
+        let sectors = dirty.at / SECTOR..(dirty.at + dirty.len) / SECTOR;
+        let whose = self.volumes[v].log.get(dirty.sequence as usize - 1).copied();
+        let whose = whose.ok_or_else(|| format!("v{v}: {dirty:?} is of no write"))?;
+        let zeros = self.writes[whose as usize].kind != Kind::Write;
+        match (dirty.holds, piece) {
+            (Holds::Bytes(_), Some(piece)) if !zeros => {
+                let numbers = self.piece(v, piece)?;
+                if numbers.iter().any(|n| *n != whose) || numbers.len() as u64 * SECTOR != dirty.len
+                {
+                    return Err(format!("v{v}: {dirty:?} of {whose} has bytes of {numbers:?}"));
+                }
+            }
+            (Holds::Zeros | Holds::Trimmed, None) if zeros => {}
+            other => return Err(format!("v{v}: {dirty:?} of {whose} holds {other:?}")),
+        }
+        Ok(sectors.map(|sector| (sector, whose)).collect())
+    }
+
+    /// A volume holds no more of the log than it may, but for what is not answered.
+    pub(super) fn check_held(&mut self) -> Checked {
+        for v in 0..self.volumes.len() {
+            let Some(status) = self.log.status(self.now, self.volumes[v].attachment) else {
+                continue;
+            };
+            let [frontier, acknowledged, promised, last] = status.positions;
+            if !(frontier <= acknowledged && promised <= acknowledged && acknowledged <= last) {
+                return Err(format!("v{v}: positions {:?}", status.positions));
+            }
+            let room = |n: &u64| {
+                let write = &self.writes[*n as usize];
+                let bytes = (write.sectors.end - write.sectors.start) * SECTOR;
+                let bytes = if write.kind == Kind::Write { bytes } else { 0 };
+                (bytes + 64 + pieces::count(bytes) * 4).max(4096)
+            };
+            let log = &self.volumes[v].log;
+            let answered = frontier as usize..acknowledged as usize;
+            let held: u64 = log[answered.clone()].iter().map(room).sum();
+            if status.held.0 != log[frontier as usize..last as usize].iter().map(room).sum::<u64>()
+            {
+                return Err(format!("v{v}: it says that it holds {}", status.held.0));
+            }
+            // One record it may always hold.
+            if held > self.volumes[v].may_hold && answered.len() > 1 {
+                return Err(format!("v{v}: it holds {held} of {}", self.volumes[v].may_hold));
+            }
+            let volume = &mut self.volumes[v];
+            volume.may_hold = volume.may_hold.min(held).max(volume.bound);
+        }
+        Ok(())
+    }
+
+    /// The cache device is gone: what do the stores hold? Nothing else changes, so it can be asked at any time.
+    pub(super) fn lose_cache(&mut self) -> Checked {
+        for v in 0..self.volumes.len() {
+            let mut store = self.volumes[v].store.clone();
+            if self.rng.chance(0.5) {
+                store.crash(&mut self.rng);
+            }
+            self.check_image(v, &store).map_err(|why| format!("v{v}, cache lost: {why}"))?;
+        }
+        Ok(())
+    }
+
+    fn check_image(&self, v: usize, store: &Store) -> Checked {
+        let volume = &self.volumes[v];
+        let mut image = Vec::new();
+        for sector in 0..store.sectors() {
+            image.push(self.place(v, store.see(sector))?);
+        }
+        let frontier = self.log.status(self.now, volume.attachment).map_or(0, |s| s.positions[0]);
+        for (sector, place) in (0..).zip(&image) {
+            let safe = self.last(v, sector, frontier);
+            if *place < self.place(v, safe)? {
+                return Err(format!(
+                    "sector {sector} has {} of the log, older than {safe}, which status called safe",
+                    place
+                ));
+            }
+        }
+        if volume.letter == 'a' {
+            return Ok(());
+        }
+        // Writes of which the image lacks something.
+        let lacks = |n: &&u64| {
+            let write = &self.writes[**n as usize];
+            write.sectors.clone().any(|sector| image[sector as usize] < write.sequence)
+        };
+        let lacking: Vec<u64> = volume.log.iter().filter(lacks).copied().collect();
+        let mut there: BTreeSet<u64> = image.iter().copied().filter(|place| *place > 0).collect();
+        while let Some(place) = there.pop_last() {
+            let number = volume.log[place as usize - 1];
+            let write = &self.writes[number as usize];
+            for &other in &lacking {
+                let before = &self.writes[other as usize];
+                let known = match volume.letter {
+                    'c' => before.done <= write.issued,
+                    _ => {
+                        before.done <= write.level || before.fua && before.answered <= write.issued
+                    }
+                };
+                if known {
+                    return Err(format!(
+                        "{number} is there, and not all of {other}, which its client knew"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}

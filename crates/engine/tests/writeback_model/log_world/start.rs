@@ -1,0 +1,213 @@
+//! Kills, power cuts, and what a start makes of the log.
+
+use super::*;
+use larder_engine::block::writeback::Fault as Planting;
+use larder_engine::block::writeback::log::Attach;
+use larder_engine::block::writeback::recovery::{Recovered, recover};
+use larder_engine::block::writeback::scan::{Scan, scan};
+use larder_format::block::superblock::WriteLogArea;
+
+impl World {
+    fn planted(&self) -> Planting {
+        #[cfg(feature = "planted")]
+        return Planting::of(self.setup.fault);
+        #[cfg(not(feature = "planted"))]
+        Planting::default()
+    }
+
+    pub(super) fn attach(&mut self, v: usize, frontier: u64) {
+        let volume = &self.volumes[v];
+        let attach = Attach {
+            attachment: volume.attachment,
+            volume: Uuid([7; 16]),
+            generation: 1,
+            destage: volume.destage,
+            bound: Some(volume.bound),
+            frontier,
+            epoch: 0,
+            marker: volume.marker,
+        };
+        self.log.attach(self.now, attach);
+    }
+
+    /// Larder is killed, or the power is cut, and it starts again.
+    pub(super) fn restart(&mut self, power: bool) -> Checked {
+        self.says(|| (if power { "power cut" } else { "kill" }).to_owned());
+        // What is under way comes in part, or not at all.
+        let mut ios = std::mem::take(&mut self.ios);
+        while !ios.is_empty() {
+            let which = self.rng.below(ios.len() as u64) as usize;
+            match ios.swap_remove(which) {
+                Io::Write { write, bytes } => {
+                    let part = self.device.part(&mut self.rng, bytes.len());
+                    let some = self.rng.chance(0.6).then_some(part);
+                    self.device.write(write.at, bytes, some);
+                }
+                Io::Flush { mark, .. } if self.rng.chance(0.5) => self.device.flush(mark, true),
+                Io::Store { volume, dirty, piece } if self.rng.chance(0.5) => {
+                    for (sector, number) in self.destaged(volume, &dirty, piece.as_ref())? {
+                        if self.rng.chance(0.7) {
+                            self.volumes[volume].store.write(sector, number);
+                        }
+                    }
+                }
+                Io::FlushStore(volume) if self.rng.chance(0.5) => {
+                    self.volumes[volume].store.flush()
+                }
+                _ => {}
+            }
+        }
+        self.device.crash(&mut self.rng, power);
+        // A log that failed has only what was promised.
+        let weak = power || self.log.closed().is_some();
+        if power {
+            for volume in &mut self.volumes {
+                if self.rng.chance(0.5) {
+                    volume.store.crash(&mut self.rng);
+                }
+            }
+        }
+        self.ops.clear();
+        self.volumes.iter_mut().for_each(|volume| volume.blocked.clear());
+        self.start(weak)
+    }
+
+    fn start(&mut self, weak: bool) -> Checked {
+        let scan = self.scan();
+        let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
+        let found = recover(&scan.batches, &numbers, self.planted());
+        self.says(|| format!("found {:?}, {:?}", found.chain.next, found.chain.damaged));
+        for b in &scan.batches {
+            self.says(|| {
+                format!(
+                    "{} run {} gen {} known {} seg {} hash {:x} before {:x}",
+                    b.link.number,
+                    b.link.run,
+                    b.link.generation,
+                    b.link.known,
+                    b.segment,
+                    b.link.hash,
+                    b.link.before
+                )
+            });
+        }
+        if !found.chain.damaged.is_empty() {
+            return Err(format!("batches {:?} are called damaged", found.chain.damaged));
+        }
+        for v in 0..self.volumes.len() {
+            self.kept(v, &found, weak)?;
+        }
+        self.config.run += 1;
+        self.log = WriteLog::found(self.config, &found, &scan);
+        self.plant();
+        for v in 0..self.volumes.len() {
+            let mine = &found.volumes[&self.volumes[v].attachment];
+            self.attach(v, mine.frontier);
+            self.log.recover(self.now, self.volumes[v].attachment, mine, &scan);
+            let held =
+                self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
+            self.volumes[v].may_hold = self.volumes[v].bound.max(held);
+        }
+        let last = |volume: &Volume| found.volumes[&volume.attachment].last;
+        self.starting = Some(self.volumes.iter().map(last).collect());
+        let mut asks = Asks::default();
+        self.log.start(&mut asks);
+        for v in 0..self.volumes.len() {
+            let last = found.volumes[&self.volumes[v].attachment].last;
+            self.check_start(v, last)?;
+        }
+        self.carry(asks)
+    }
+
+    /// Of a volume's log that is left which was to be there.
+    fn kept(&mut self, v: usize, found: &Recovered, weak: bool) -> Checked {
+        let volume = &self.volumes[v];
+        let mine = &found.volumes[&volume.attachment];
+        if mine.gap {
+            return Err(format!("v{v} is called damaged"));
+        }
+        if mine.last > volume.log.len() as u64 {
+            return Err(format!("v{v}: {} records are found, of {}", mine.last, volume.log.len()));
+        }
+        self.says(|| format!("v{v}: frontier {}, last {}", mine.frontier, mine.last));
+        for &number in &volume.log[mine.last as usize..] {
+            let write = &self.writes[number as usize];
+            let flushed = write.done <= volume.level || write.fua && write.answered != NEVER;
+            if flushed || !weak && write.done != NEVER {
+                return Err(format!("v{v}: {number} was promised and is lost"));
+            }
+        }
+        // Nothing is promised of those any more. Before the start ends they may be found all the same.
+        for &number in &self.volumes[v].log[mine.last as usize..] {
+            let write = &mut self.writes[number as usize];
+            (write.answered, write.done) = (NEVER, NEVER);
+        }
+        Ok(())
+    }
+
+    /// What a start has found is durable, and everybody may see it: what it has not found is gone for good.
+    pub(super) fn started(&mut self) {
+        if !self.log.is_started() {
+            return;
+        }
+        let Some(found) = self.starting.take() else { return };
+        self.says(|| "started".to_owned());
+        self.tick += 1;
+        for (volume, last) in self.volumes.iter_mut().zip(found) {
+            volume.log.truncate(last as usize);
+            volume.level = self.tick;
+            for &number in &volume.log {
+                let write = &mut self.writes[number as usize];
+                write.done = write.done.min(self.tick);
+            }
+        }
+    }
+
+    /// The volume is a prefix of its log.
+    fn check_start(&mut self, v: usize, last: u64) -> Checked {
+        let all = self.volumes[v].store.sectors();
+        let mut stretches = Vec::new();
+        self.log.look(self.volumes[v].attachment, 0..all * SECTOR, |found| stretches.push(found));
+        let mut sector = 0;
+        for found in stretches {
+            let numbers: Vec<Option<u64>> = match &found {
+                Found::Clean(_, len) => (sector..sector + len / SECTOR)
+                    .map(|sector| Some(self.volumes[v].store.see(sector)))
+                    .collect(),
+                Found::Zeros(_, len) => (0..len / SECTOR).map(|_| None).collect(),
+                Found::Unreadable(..) => return Err(format!("v{v}: {found:?}")),
+                Found::Logged(piece) => {
+                    let numbers = self.piece(v, piece)?;
+                    let mut asks = Asks::default();
+                    self.log.unpin(self.now, piece.pin, &mut asks);
+                    self.carry(asks)?;
+                    numbers.into_iter().map(Some).collect()
+                }
+            };
+            for number in numbers {
+                let want = self.last(v, sector, last);
+                let right = match number {
+                    Some(number) => number == want,
+                    None => self.writes[want as usize].kind != Kind::Write,
+                };
+                if !right {
+                    return Err(format!(
+                        "v{v}: sector {sector} holds {number:?}, the prefix has {want}"
+                    ));
+                }
+                sector += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a start reads of the log.
+    fn scan(&self) -> Scan {
+        let Config { at, geometry, segments, .. } = self.config;
+        let area = WriteLogArea { at, geometry, segments };
+        scan(&area, CACHE, &mut |at, bytes| {
+            bytes.copy_from_slice(self.device.read(at, bytes.len()));
+            Ok(())
+        })
+    }
+}
