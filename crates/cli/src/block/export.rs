@@ -11,7 +11,7 @@ use larder_block::cache::back::offline::{
 };
 use larder_runtime::DeviceError;
 
-use super::control::{quantity, two_columns};
+use super::control::quantity;
 use super::format::failed;
 use crate::error::CliError;
 use crate::progress;
