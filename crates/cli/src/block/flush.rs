@@ -86,7 +86,7 @@ fn outcome(told: &Answer) -> Result<(), CliError> {
 /// Flags of `attach` for a volume that writes back.
 #[derive(Debug, clap::Args)]
 pub(super) struct BackArgs {
-    /// It writes back: back:any or back:ordered, as for `larder block serve --write`
+    /// It writes back: back:any, back:ordered or back:journaled, as for `larder block serve --write`
     #[arg(long, value_name = "MODE")]
     write: Option<String>,
     /// What it may hold of the write log

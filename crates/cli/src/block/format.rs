@@ -132,6 +132,10 @@ pub(super) fn failed(error: CacheError) -> CliError {
             "have its store recovered (`larder block recover`), which",
         )
         .replace("as a volume that writes back", "with --write back:ORDER")
+        .replace(
+            "name a place for it (a file, or an export of its own), or choose to do without a marker",
+            "name one with --marker NAME=PLACE, or do without by --no-marker NAME",
+        )
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")
         .replace("destage all of it before", "destage all of it (`larder block flush`) before");

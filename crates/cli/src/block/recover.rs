@@ -45,18 +45,30 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), CliError> {
     let uri: Uri = args.store.parse().map_err(|e| usage(&e))?;
     let store = backing::open_with(&uri, &OpenOptions::default())
         .map_err(|e| CliError::Runtime(e.to_string()))?;
-    let told = recover(&*store, args.marker.clone(), args.set_back).map_err(|e| match e {
-        RecoverError::Marker(MarkerIoError::Option { .. } | MarkerIoError::NoPlace { .. }) => {
-            usage(&e.to_string().replace(", or do without by --no-marker", ""))
-        }
-        e => CliError::Runtime(e.to_string()),
-    })?;
+    let told = recover(&*store, args.marker.clone(), args.set_back).map_err(failed)?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&told)
             .map_err(|e| CliError::Runtime(format!("the answer cannot be printed: {e}")))?,
         false => text(&told, now()),
     };
     outln!("{}", text.trim_end())
+}
+
+/// What lies below knows nothing of flags.
+fn failed(error: RecoverError) -> CliError {
+    let text = error.to_string();
+    match error {
+        RecoverError::Marker(MarkerIoError::NoPlace { store, why }) => CliError::Usage(format!(
+            "backing store '{store}' has no place for a write-back marker: {why}; name the place that it has with --marker"
+        )),
+        RecoverError::Marker(MarkerIoError::Option { .. }) => {
+            CliError::Usage(format!("--marker {text}"))
+        }
+        RecoverError::NoMarker(_) => {
+            CliError::Runtime(text.replace("name its place", "name its place with --marker"))
+        }
+        _ => CliError::Runtime(text),
+    }
 }
 
 fn now() -> u64 {
@@ -107,6 +119,10 @@ fn text(told: &Recovery, now: u64) -> String {
         Some("ordered,grain=completion") => {
             "the store is what a disk may hold when its host has crashed: file systems and databases find their way from there as \
              after that"
+        }
+        Some("journaled") => {
+            "what the journal had is in the store: it is the volume as it was at one moment, and file systems and databases find \
+             their way from there as after a crash"
         }
         _ => {
             "the store may be an image that never existed: newer writes may be there where older ones are missing. Check it, and \
@@ -198,6 +214,8 @@ mod tests {
             ],
         );
         assert!(!said(&dirty).contains("see to it"));
+        let journaled = Recovery { order: Some("journaled".into()), ..dirty.clone() };
+        has(&journaled, &["journal", "at one moment"]);
         let any = Recovery { order: Some("any".into()), fenced: false, ..dirty.clone() };
         has(&any, &["never existed", "see to it that none does", "at most"]);
         let lost = Recovery {

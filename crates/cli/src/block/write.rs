@@ -20,8 +20,9 @@ pub(crate) struct WriteArgs {
     /// What a write does. hdd-ssd (to the store, and allocates in the cache), hdd-upd (to the store, and updates what is cached) or
     /// hdd-inv (to the store, and drops what is cached) hold for all volumes that do not write back. back:ORDER: it is answered when it
     /// is in the cache's write log, and comes to the store later (docs/block.md, Write-back); for one volume with NAME=, else for all.
-    /// ORDER is any (a lost cache may cost the file system) or ordered (the store alone is always what a disk may hold after a crash:
-    /// grain=flush, the default, one with a volatile cache; grain=completion, one without). destage=async (at once), periodic:SECONDS
+    /// ORDER is any (a lost cache may cost the file system), ordered (the store alone is always what a disk may hold after a crash:
+    /// grain=flush, the default, one with a volatile cache; grain=completion, one without) or journaled (the store with the journal
+    /// beside it is always the volume at one moment). destage=async (at once), periodic:SECONDS
     /// or none (when the log's bound is reached). May be given several times
     #[arg(long, value_name = "[NAME=]MODE", value_parser = write, default_value = defaults::WRITE.as_str(), help_heading = "Cache")]
     write: Vec<WriteSaid>,
@@ -221,7 +222,7 @@ fn write(text: &str) -> Result<WriteSaid, String> {
         (Ok(mode), Some(name)) => Err(format!(
             "{mode} is of all volumes that do not write back: write it without '{name}='"
         )),
-        (Err(e), _) => Err(format!("{e}, back:any or back:ordered")),
+        (Err(e), _) => Err(format!("{e}, back:any, back:ordered or back:journaled")),
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use larder_block::op::{FailureKind, Op};
 use larder_runtime::{AlignedBuf, Payload};
+use serde_json::Value;
 
 use super::{format, has, prepare};
 use crate::daemon::ask::{ask, json, status_when};
@@ -77,7 +78,8 @@ fn what_was_answered_is_there_after_a_kill_and_in_the_store_after_a_flush() {
             let back = &status["volumes"][0]["write_back"];
             let dirty = expected(&all).iter().filter(|b| **b > 0).count() as u64 * BLOCK;
             assert_eq!(back["dirty_bytes"], dirty, "{back:#}");
-            assert_eq!((&back["mode"], &back["generation"]), (&mode.into(), &1.into()));
+            assert_eq!(back["mode"], mode, "{back:#}");
+            assert!(back["generation"].as_u64().unwrap() > 0, "{back:#}");
             assert!(back["oldest_seconds"].as_f64().unwrap() > 0.0, "{back:#}");
             let held = back["held_bytes"].as_u64().unwrap();
             assert!(held > dirty && held < back["bound_bytes"].as_u64().unwrap(), "{back:#}");
@@ -121,6 +123,9 @@ fn a_store_whose_cache_is_gone_is_refused_until_it_is_recovered() {
     write_all(dir, "disk", &all);
     let (code, _, error) = ask(dir, &["flush", "disk"]);
     assert_eq!(code, 0, "{error}");
+    let generation =
+        |status: &Value| status["volumes"][0]["write_back"]["generation"].as_u64().unwrap();
+    let before = generation(&json(dir, &["status"]));
     // These are lost with the cache.
     write_all(dir, "disk", &vec![(1, 99), (2, 99)]);
     let uri = format!("file:{}", dir.join("disk").display());
@@ -144,7 +149,7 @@ fn a_store_whose_cache_is_gone_is_refused_until_it_is_recovered() {
     let daemon = Daemon::start(dir, &["--write", HELD]);
     reads(dir, "disk", &all);
     let status = json(dir, &["status"]);
-    assert_eq!(status["volumes"][0]["write_back"]["generation"], 3, "{status:#}");
+    assert!(generation(&status) > before + 1, "{before}: {status:#}");
     daemon.stop();
 }
 
@@ -206,7 +211,7 @@ fn a_volume_is_attached_to_write_back_and_drained_when_it_is_detached() {
     let uri = format!("more=file:{}", more.display());
     let daemon = Daemon::start(dir, &[]);
     for (wrong, code, words) in [
-        (&["--write", "back:best"][..], 2, &["'best' is no order", "any or ordered"][..]),
+        (&["--write", "back:best"][..], 2, &["'best' is no order", "choose any, ordered"][..]),
         (&["--write", "hdd-ssd"], 2, &["'hdd-ssd' does not say how to write back"]),
         (&["--dirty-max", "16m"], 2, &["'more' does not write back"]),
         (&["--write", HELD, "--read-only"], 2, &["is only read"]),
@@ -269,8 +274,13 @@ fn a_flush_that_waits_says_how_far_it_is_and_may_be_interrupted() {
     let pid = rustix::process::Pid::from_child(&flush);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert!(!flush.wait().unwrap().success());
-    // The daemon goes on.
-    reads(dir, "slow", &all);
+    // The daemon goes on, and what is dirty needs no store.
+    let mut s = session_of(dir, "slow");
+    for (block, fill) in (0..).zip(expected(&all)).filter(|(_, fill)| *fill > 0) {
+        let found = read(&mut *s, block * BLOCK, BLOCK as usize);
+        assert!(found.iter().all(|b| *b == fill), "block {block}: {} for {fill}", found[0]);
+    }
+    drop(s);
     store.plan.hang.store(false, Ordering::SeqCst);
     let (code, _, error) = ask(dir, &["flush", "slow"]);
     assert_eq!(code, 0, "{error}");
