@@ -231,7 +231,7 @@ pub(in crate::block) fn look(
     report.unreadable_bytes = bytes(&left.scanned.unreadable);
     report.damaged_segments = left.scanned.damaged.len() as u64;
     let records = left.found.volumes.values().flat_map(|volume| &volume.records);
-    let all = records.map(|dirty| dirty.entry.record.payload_bytes()).sum();
+    let all: u64 = records.map(|dirty| dirty.entry.record.payload_bytes()).sum();
     for volume in &sb.volumes {
         let Some(written) = volume.write_back.filter(|w| w.holds.may_be_dirty()) else { continue };
         let mut dirty = DirtyVolume { name: volume.name.clone(), ..DirtyVolume::default() };

@@ -75,11 +75,10 @@ pub struct Exported {
 impl Exported {
     fn lost(&mut self, offset: u64, bytes: u64) {
         self.unreadable_bytes += bytes;
+        let room = self.unreadable.len() < MOST_LISTED;
         match self.unreadable.last_mut() {
             Some(last) if last.offset + last.bytes == offset => last.bytes += bytes,
-            _ if self.unreadable.len() < MOST_LISTED => {
-                self.unreadable.push(Stretched { offset, bytes });
-            }
+            _ if room => self.unreadable.push(Stretched { offset, bytes }),
             _ => {}
         }
     }
