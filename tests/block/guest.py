@@ -262,7 +262,7 @@ class Guest:
                         *ACCELERATION, "-smp", "2", "-nodefaults", "-no-reboot",
                         "-display", "none", "-serial", "stdio", "-qmp", f"unix:{self.monitor},server=on,wait=off",
                         "-kernel", str(kernel.image), "-initrd", f.name,
-                        "-append", "console=ttyS0 quiet panic=-1", *disk]
+                        "-append", "console=ttyS0 quiet panic=-1 no_timer_check", *disk]
         self.said = []
         self.lock = threading.Condition()
         self.process = None

@@ -156,6 +156,12 @@ fn of_block(c: &CacheOutcome, show: fn(&BlockFigures) -> Option<String>) -> Stri
     c.block.as_ref().and_then(show).unwrap_or_else(|| "-".to_owned())
 }
 
+/// What only block caches have that write back.
+fn written_back(c: &CacheOutcome, show: fn(&BlockFigures) -> String) -> String {
+    let back = c.block.as_ref().filter(|b| b.log_bytes > 0);
+    back.map_or_else(|| "-".to_owned(), show)
+}
+
 /// Of caches of objects a write is a write to DRAM.
 fn writes_of_block(c: &CacheOutcome, figure: fn(&Latency) -> f64) -> String {
     if c.block.is_some() { latency(&c.latency.write, figure) } else { "-".to_owned() }
@@ -216,6 +222,23 @@ const ROWS: &[Row] = &[
     ("requests per second", |c| of_block(c, |b| Some(format!("{:.0}", b.requests_per_second)))),
     ("write latency, mean", |c| writes_of_block(c, |l| l.mean_us)),
     ("  99 %", |c| writes_of_block(c, |l| l.p99_us)),
+    ("flush latency, mean", |c| {
+        of_block(c, |b| (b.flush.count > 0).then(|| micros(b.flush.mean_us)))
+    }),
+    ("  99 %", |c| of_block(c, |b| (b.flush.count > 0).then(|| micros(b.flush.p99_us)))),
+    ("written to the log", |c| written_back(c, |b| ByteSize(b.log_bytes).to_string())),
+    ("  destaged", |c| written_back(c, |b| ByteSize(b.destaged_bytes).to_string())),
+    ("dirty at the end", |c| written_back(c, |b| ByteSize(b.dirty_bytes).to_string())),
+    ("  at most", |c| written_back(c, |b| ByteSize(b.dirty_bytes_max).to_string())),
+    ("age of the oldest dirty, mean", |c| {
+        written_back(c, |b| micros(b.staleness_mean_s * 1e6))
+    }),
+    ("  at most", |c| written_back(c, |b| micros(b.staleness_max_s * 1e6))),
+    ("stalls at the bound", |c| written_back(c, |b| b.stalls.to_string())),
+    ("  of time", |c| written_back(c, |b| format!("{:.2} %", b.stalled_share * 100.0))),
+    ("slowed down, of time", |c| {
+        written_back(c, |b| format!("{:.2} %", b.slowed_share * 100.0))
+    }),
     ("DRAM per line", |c| of_block(c, |b| Some(format!("{:.1} B", b.dram_per_line)))),
     ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
     ("backing store busy", |c| format!("{:.2} %", c.backend_utilisation * 100.0)),

@@ -114,6 +114,8 @@ struct Volume {
     blocked: VecDeque<(OpId, u64)>,
     /// When the last FLUSH was issued that has been answered.
     level: u64,
+    /// The number of its marker.
+    marker: u64,
     /// What it may hold beside what is not answered: a start may find more.
     may_hold: u64,
 }
@@ -137,6 +139,8 @@ pub(super) struct World {
     stuck: Option<usize>,
     /// Of a thousand I/Os so many fail.
     failures: u64,
+    /// While a start goes on, of each volume how much of its log it has found.
+    starting: Option<Vec<u64>>,
 }
 
 impl World {
@@ -145,7 +149,7 @@ impl World {
         let sector = if rng.chance(0.2) { 4096 } else { 512 };
         let segment = if sector == 4096 || rng.chance(0.3) { 32 << 10 } else { 16 << 10 };
         let geometry = SegmentGeometry::new(segment, sector).unwrap();
-        let segments = rng.range(8, 16) as u32;
+        let segments = if rng.chance(0.5) { 8 } else { rng.range(9, 16) as u32 };
         let depth = rng.range(1, 4) as u32;
         let config =
             Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
@@ -178,6 +182,7 @@ impl World {
             ios: Vec::new(),
             stuck: None,
             failures,
+            starting: None,
         };
         world.plant();
         for v in 0..world.volumes.len() {
@@ -219,6 +224,7 @@ impl World {
                 self.ios.push(Io::Step(volume));
             }
         }
+        self.started();
         for (op, failed) in asks.answers {
             self.answered(op, failed)?;
         }
@@ -354,10 +360,12 @@ impl World {
                 self.stuck = self.rng.chance(0.5).then_some(some);
             }
             match self.rng.below(1_000) {
+                0..360 if !self.log.is_started() => {}
                 0..250 => self.issue()?,
                 250..300 => self.flush()?,
                 300..360 => self.read()?,
-                360..930 => {
+                360..385 => self.refresh(),
+                385..930 => {
                     let n = self.ios.len() as u64;
                     if n > 0 {
                         let which = self.rng.below(n) as usize;
@@ -368,7 +376,9 @@ impl World {
                                 }
                                 _ => false,
                             };
-                        if !stuck {
+                        // Reads take their time.
+                        let slow = matches!(self.ios[which], Io::Read(_)) && !self.rng.chance(0.05);
+                        if !stuck && !slow {
                             self.end(which)?;
                         }
                     }
@@ -404,6 +414,9 @@ impl World {
         }
         self.says(|| "no more failures".to_owned());
         self.quiet()?;
+        if !self.log.is_started() {
+            return Err(format!("a start does not come to its end: {:?}", self.log));
+        }
         if !self.ops.is_empty() {
             let why =
                 format!("{} operations are not answered, and nothing is under way", self.ops.len());
@@ -478,6 +491,7 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         log: Vec::new(),
         blocked: VecDeque::new(),
         level: 0,
+        marker: 0,
         may_hold: bound,
     }
 }

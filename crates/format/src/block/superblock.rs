@@ -158,7 +158,7 @@ pub enum BlockSuperblockError {
     Dirty,
     /// It has a write log, which this program cannot serve.
     #[error(
-        "the device has a write log, and this program does not write back yet: use the Larder that formatted it; formatting would lose what the volumes do not have yet"
+        "the device has a write log, and this program cannot write back: use one that can; formatting would lose what the volumes do not have yet"
     )]
     WriteLog,
     /// A feature that this version does not know.

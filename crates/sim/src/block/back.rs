@@ -106,7 +106,7 @@ impl Stated {
 /// How old what is dirty is, and how often the bound is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Ages {
-    /// Nanoseconds times age in nanoseconds of the oldest dirty write, over 10⁹: its integral over time.
+    /// Age of the oldest dirty write, its integral over time, seconds².
     pub age: f64,
     /// The oldest that a dirty write has become.
     pub oldest: Nanos,
@@ -221,6 +221,7 @@ impl Back {
     }
 
     /// Whether nothing is dirty or on its way.
+    #[cfg(test)]
     pub(super) fn is_clean(&self) -> bool {
         let log = self.log.borrow();
         log.attached().all(|attachment| log.is_clean(attachment))

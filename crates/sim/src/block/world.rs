@@ -183,6 +183,9 @@ pub(super) struct World {
     pub log_bytes_written: u64,
     /// What a flush of the drive takes.
     flush: Nanos,
+    /// What was written to stores: volume, first byte, bytes.
+    #[cfg(test)]
+    pub stored: Vec<(u32, u64, u64)>,
     /// Volumes that write back, by attachment number from 1.
     pub written_back: Vec<Run>,
 }
@@ -210,6 +213,8 @@ impl World {
             line_bytes_written: 0,
             log_bytes_written: 0,
             flush,
+            #[cfg(test)]
+            stored: Vec::new(),
             written_back: Vec::new(),
         }
     }
@@ -359,6 +364,8 @@ impl Effects<Sim> for World {
     fn store_change(&mut self, JobId(job): JobId, volume: &Run, change: StoreOp<Blank>) {
         let done = match change {
             StoreOp::Write { at, len, .. } => {
+                #[cfg(test)]
+                self.stored.push((volume.volume, at, len));
                 self.store.write(self.now, (volume.volume, at), len, true)
             }
             StoreOp::Zero { at, len, .. } | StoreOp::Trim { at, len, .. } => {

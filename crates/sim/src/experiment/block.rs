@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::error::{self, ExperimentError, value};
 use super::latency::{Met, Recorder};
-use super::outcome::CacheOutcome;
+use super::outcome::{CacheOutcome, Latency};
 use super::run::{Chunk, Lane};
 use super::series::{Event, Series};
 use super::spec::{CacheSpec, Experiment};
@@ -55,6 +55,28 @@ pub struct BlockFigures {
     pub written_bytes: u64,
     /// Of the bytes written to flash, those of the map and its log.
     pub map_bytes: u64,
+    /// The same of the write log: 0 of a cache that writes through, as all figures of what is dirty are.
+    pub log_bytes: u64,
+    /// Of these, bytes whose writes came to the store.
+    pub destaged_bytes: u64,
+    /// Bytes at the end that are in the log and not in the store, each counted once.
+    pub dirty_bytes: u64,
+    /// The same at most.
+    pub dirty_bytes_max: u64,
+    /// Age of the oldest write that the store does not have, seconds, mean over time: what a lost cache costs. 0 while there is none.
+    pub staleness_mean_s: f64,
+    /// The same at most.
+    pub staleness_max_s: f64,
+    /// How often a volume held as much of the log as it may, so that no write was answered until some was destaged.
+    pub stalls: u64,
+    /// The share of time that this was so.
+    pub stalled_share: f64,
+    /// The share of time in which a volume held more than half of what it may, so that writes were slowed down.
+    pub slowed_share: f64,
+    /// How long clients' flushes took.
+    pub flush: Latency,
+    /// Flushes of the store: clients', or those that end a window.
+    pub store_flushes: u64,
     /// Pages of the table of a sparse cache that were read, 4 KiB each; 0 for others.
     pub table_reads: u64,
     /// Lines written to flash behind the reply.
@@ -96,6 +118,7 @@ impl BlockFigures {
             clwa_of_writes: Some(0.0),
             total_write_amplification: Some(0.0),
             rejected: Reason::ALL.iter().map(|r| (r.as_str(), 0)).collect(),
+            flush: Latency { count: 1, ..Latency::default() },
             ..BlockFigures::default()
         }
     }
@@ -122,6 +145,8 @@ pub(super) struct BlockLane {
     sim: BlockSim,
     counts: Counts,
     recorder: Recorder,
+    /// Clients' flushes.
+    flushes: Recorder,
     series: Series,
     answered: Vec<Answered>,
     before: Sums,
@@ -145,6 +170,7 @@ impl BlockLane {
                 .map_err(|error| error::block(&name, error))?,
             counts: Counts::default(),
             recorder: Recorder::new(),
+            flushes: Recorder::new(),
             series: Series::new(&e.report, Nanos::ZERO),
             answered: Vec::new(),
             before: Sums::default(),
@@ -161,6 +187,7 @@ impl BlockLane {
     fn begin(&mut self, e: &Experiment) {
         self.counts = Counts::default();
         self.recorder.reset();
+        self.flushes.reset();
         self.sim.reset();
         self.before = self.sim.sums();
         self.before.store = Default::default();
@@ -181,6 +208,10 @@ impl BlockLane {
     }
 
     fn count(&mut self, a: &Answered) {
+        let latency = a.done.saturating_sub(a.came);
+        if a.flush {
+            return self.flushes.record(Met::Write, latency);
+        }
         let c = &mut self.counts;
         c.requests += 1;
         c.reached_store += u64::from(a.reached_store);
@@ -209,7 +240,6 @@ impl BlockLane {
             }
             _ => {}
         }
-        let latency = a.done.saturating_sub(a.came);
         self.recorder.record(met, latency);
         let now = written(&self.sim.sums_of_writes());
         let flash_bytes = now - std::mem::replace(&mut self.flash_bytes, now);
@@ -218,7 +248,7 @@ impl BlockLane {
 }
 
 fn written(sums: &Sums) -> u64 {
-    sums.line_bytes_written + sums.map_bytes_written
+    sums.line_bytes_written + sums.map_bytes_written + sums.log_bytes_written
 }
 
 fn less(a: &BlockStats, b: &BlockStats) -> BlockStats {
@@ -311,7 +341,11 @@ impl Lane for BlockLane {
         }
         self.sim.finish(&mut self.answered);
         self.take_answers();
-        let (c, sums) = (&self.counts, self.sim.sums());
+        let (c, sums, ages) = (&self.counts, self.sim.sums(), self.sim.ages());
+        let of_time = |part: Nanos| match ages.time {
+            Nanos::ZERO => 0.0,
+            all => part.as_secs_f64() / all.as_secs_f64(),
+        };
         let engine = less(&sums.engine, &self.before.engine);
         let seconds = self.sim.now().saturating_sub(self.started).as_secs_f64();
         let flash_bytes = written(&sums) - written(&self.before);
@@ -346,6 +380,20 @@ impl Lane for BlockLane {
             store_write_bytes: sums.store.write_bytes,
             written_bytes: c.written_bytes,
             map_bytes: sums.map_bytes_written - self.before.map_bytes_written,
+            log_bytes: sums.log_bytes_written - self.before.log_bytes_written,
+            destaged_bytes: sums.destaged - self.before.destaged,
+            dirty_bytes: ages.dirty,
+            dirty_bytes_max: ages.most_dirty,
+            staleness_mean_s: match ages.time {
+                Nanos::ZERO => 0.0,
+                all => ages.age / all.as_secs_f64(),
+            },
+            staleness_max_s: ages.oldest.as_secs_f64(),
+            stalls: ages.stalls,
+            stalled_share: of_time(ages.stalled),
+            slowed_share: of_time(ages.slowed),
+            flush: self.flushes.latencies().write,
+            store_flushes: sums.store.flushes,
             table_reads: sums.table_reads - self.before.table_reads,
             fills: engine.fills,
             evicted: engine.evicted,
@@ -423,11 +471,13 @@ disks = 12
 [[cache]]
 kind = "block"
 flash = "24m"
+flush_every = 100
 [[cache]]
 kind = "block"
 name = "two_lbs"
 flash = "24m"
 admission = "two_lbs"
+flush_every = 100
 [[cache]]
 kind = "block"
 name = "around"
@@ -435,6 +485,7 @@ flash = "24m"
 write = "hdd-inv"
 load = "closed"
 depth = 16
+flush_every = 100
 [report]
 interval = 2
 [expect.order]
@@ -503,6 +554,24 @@ hit_ratio = { min = 0.01, max = 0.99 }
             ("disks = 12", "disk_iops = 0", "store.disk_iops is 0"),
             ("admission = \"two_lbs\"", "admission = \"tc(bits=3)\"", "cache 'two_lbs' admission"),
             ("write = \"hdd-inv\"", "write = \"back\"", "cache 'around' write is 'back'"),
+            ("write = \"hdd-inv\"", "write = \"back:journaled\"", "a journal is not simulated"),
+            ("write = \"hdd-inv\"", "write = \"back:all\"", "'all' is no order of write-back"),
+            ("write = \"hdd-inv\"", "write = \"back:any\"", "cache 'around' volume is not stated"),
+            (
+                "write = \"hdd-inv\"",
+                "write_log = \"16m\"",
+                "cache 'around' write_log is 16 MiB: goes with",
+            ),
+            (
+                "write = \"hdd-inv\"",
+                "write = \"back:any\"\nvolume = \"1g\"",
+                "a write log has at least 16 MiB",
+            ),
+            (
+                "write = \"hdd-inv\"",
+                "write = \"back:any\"\nvolume = \"1g\"\nwrite_log = \"16m\"\ndirty_max = 1",
+                "dirty_max is 1 B: at least 1 MiB",
+            ),
             ("depth = 16", "depth = 0", "cache 'around' depth is 0"),
             ("flash = \"24m\"", "flash = \"100k\"", "too few for a cache device"),
         ] {

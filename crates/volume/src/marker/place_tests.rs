@@ -17,7 +17,8 @@ pub(super) fn marker(number: u64) -> Marker {
         attachment: 5,
         frontier: number * 100,
         time: 6,
-        mark: None,
+        // It goes into the second sector: no power cut between the two leaves a whole copy.
+        mark: Some(format!("{number:02}").repeat(120)),
         order: Order::Flush,
         applied: 0,
     }

@@ -26,12 +26,11 @@ const UNIT: u64 = 4096;
 /// Faults that are listed.
 const MOST_LISTED: usize = 100;
 
-const LOST: &str = "write these bytes anew while it is served, or take what is left with `larder block export` and give up the rest with `larder \
-                    block recover`";
-const COVERED: &str = "a later write covers it: nothing is lost if that comes to the store with it; if destaging stops there, take all with `larder \
-                       block export` and give it up with `larder block recover`";
-const GAP: &str = "take what came before them with `larder block export`, then give up all of it with `larder block recover`";
-const DEVICE: &str = "the device fails: take what is dirty with `larder block export`, or serve and flush it, before more is lost";
+const LOST: &str = "write these bytes anew while it is served, or export what is left and have the store recovered, which gives up the rest";
+const COVERED: &str = "a later write covers it: nothing is lost if that comes to the store with it; if destaging stops there, take all by an export and give it up with a recovery of the store";
+const GAP: &str =
+    "export what came before them, then have the store recovered, which gives up all of it";
+const DEVICE: &str = "the device fails: export what is dirty, or serve it until all is in the stores, before more is lost";
 
 /// A volume of which the log may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -231,7 +230,7 @@ pub(in crate::block) fn look(
     report.unreadable_bytes = bytes(&left.scanned.unreadable);
     report.damaged_segments = left.scanned.damaged.len() as u64;
     let records = left.found.volumes.values().flat_map(|volume| &volume.records);
-    let all: u64 = records.map(|dirty| dirty.entry.record.payload_bytes()).sum();
+    let all = records.map(|dirty| dirty.entry.record.payload_bytes()).sum();
     for volume in &sb.volumes {
         let Some(written) = volume.write_back.filter(|w| w.holds.may_be_dirty()) else { continue };
         let mut dirty = DirtyVolume { name: volume.name.clone(), ..DirtyVolume::default() };

@@ -14,7 +14,7 @@ use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
-use larder_runtime::Device as _;
+use larder_runtime::{AlignedBuf, Device as _};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
 
 use super::super::Core;
@@ -251,8 +251,38 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         let written = record(&volume.name).and_then(|v| v.write_back);
         core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)))?;
     }
-    call_log(&**core, None, |log, asks| log.recovered(asks));
-    Ok(())
+    // The first batch of this run makes void what a crash may still bring back of the last.
+    let begun = call_log(&**core, None, |log, asks| log.start(asks));
+    let mut asks = begun.map(|(_, asks)| asks).unwrap_or_default();
+    loop {
+        let (writes, flush) = (std::mem::take(&mut asks.writes), asks.flush.take());
+        if writes.is_empty() && flush.is_none() {
+            break;
+        }
+        for write in writes {
+            let mut bytes = AlignedBuf::zeroed(write.len as usize);
+            bytes[..write.head.len()].copy_from_slice(&write.head);
+            core.device.write_at(write.at, &bytes)?;
+            let done = call_log(&**core, None, |log, asks| {
+                log.written(core.now(), write.number, true, asks);
+            });
+            asks.add(done.map(|(_, asks)| asks).unwrap_or_default());
+        }
+        if let Some(covers) = flush {
+            core.device.sync()?;
+            let done = call_log(&**core, None, |log, asks| {
+                log.flushed(core.now(), covers, true, asks);
+            });
+            asks.add(done.map(|(_, asks)| asks).unwrap_or_default());
+        }
+    }
+    match core.back.get().is_some_and(|back| back.log().is_started()) {
+        true => Ok(()),
+        false => Err(CacheError::System {
+            what: "the write log",
+            reason: "it is full, and has no room for what a start writes".to_owned(),
+        }),
+    }
 }
 
 impl Core {

@@ -95,7 +95,7 @@ fn dirty_data_is_verified_and_exported_when_its_store_is_gone() {
     assert_eq!(code, Some(1), "{said}");
     has(
         &said,
-        &["dirty bytes 1052672 to 1056768 of disk (write 2)", "checksum", "larder block export"],
+        &["dirty bytes 1052672 to 1056768 of disk (write 2)", "checksum", "export what is left"],
     );
     has(&error, &["fault"]);
     let (code, said, _) = check(dir, &["--json"]);

@@ -33,7 +33,7 @@ pub use parking::Parks;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
-use super::planted::Fault;
+use super::planted::{Fault, Planted};
 use super::recovery::Recovered;
 use super::scan::Scan;
 use super::segments::{self, Segments};
@@ -174,6 +174,16 @@ impl<B> Default for Asks<B> {
     }
 }
 
+impl<B> Asks<B> {
+    /// What another call has asked for, too.
+    pub fn add(&mut self, more: Asks<B>) {
+        self.writes.extend(more.writes);
+        self.flush = self.flush.or(more.flush);
+        self.answers.extend(more.answers);
+        self.steps.extend(more.steps);
+    }
+}
+
 /// What of a read lies where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
@@ -264,6 +274,21 @@ struct Attached {
     destaged: u64,
 }
 
+/// How far a start is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// Volumes are being attached.
+    Found,
+    /// What was found is flushed: a segment may be free by a FRONTIER that is not durable yet.
+    Flushed,
+    /// The first batch of the run is wanted,
+    Wanted,
+    /// is under way,
+    Begun(u64),
+    /// is durable.
+    Started,
+}
+
 /// The write log. See the [module](self).
 #[derive(Debug)]
 pub struct WriteLog<B> {
@@ -296,6 +321,7 @@ pub struct WriteLog<B> {
     closed: Option<&'static str>,
     /// A flush has failed: what was not durable by then never counts as durable.
     unsure: bool,
+    start: Start,
     fault: Fault,
 }
 
@@ -306,13 +332,14 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// The log as a start has found it, and read with `scan`. Its volumes are to be attached ([`WriteLog::attach`]) and given what was found
-    /// of them ([`WriteLog::recover`]); when the device is flushed, [`WriteLog::recovered`].
+    /// of them ([`WriteLog::recover`]), then it is started ([`WriteLog::start`]).
     pub fn found(config: Config, found: &Recovered, scan: &Scan) -> WriteLog<B> {
         // A crash may have left batches of generations that no header names any more: not of more than there are segments.
         let generation = found.generation.max(scan.generation) + u64::from(config.segments);
         let last = (generation, found.chain.next.saturating_sub(1));
-        let segments = Segments::found(config.segments(), &found.live, &found.parked, last);
-        WriteLog::with(config, segments, found.chain.before)
+        let mut segments = Segments::found(config.segments(), &found.live, &found.parked, last);
+        segments.doubt();
+        WriteLog { start: Start::Found, ..WriteLog::with(config, segments, found.chain.before) }
     }
 
     fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
@@ -335,6 +362,7 @@ impl<B: Clone> WriteLog<B> {
             bytes: 0,
             closed: None,
             unsure: false,
+            start: Start::Started,
             fault: Fault::default(),
         }
     }
@@ -435,6 +463,9 @@ impl<B: Clone> WriteLog<B> {
                 volume.overlay.moves(range, record.sequence, None);
             }
         }
+        if self.start == Start::Started {
+            volume.log.recovered();
+        }
     }
 
     /// Records of a volume are not needed any more.
@@ -459,8 +490,29 @@ impl<B: Clone> WriteLog<B> {
         bytes
     }
 
-    /// The log was flushed after all that was found was read [startflush]: it counts as durable and promised.
-    pub fn recovered(&mut self, asks: &mut Asks<B>) {
+    /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this
+    /// run is written, and flushed too; when that is durable, what was found counts as promised, and [`WriteLog::is_started`] says that the
+    /// volumes may be read and written. Until then a crash may make more of the last run's batches whole; from then on they are void [run].
+    pub fn start(&mut self, asks: &mut Asks<B>) {
+        if self.start != Start::Found {
+            return;
+        }
+        if self.fault.is(Planted::StartNotFlushed) {
+            self.segments.sure();
+            return self.starts(asks);
+        }
+        self.start = Start::Flushed;
+        (self.flush_wanted, self.flushing) = (false, Some(self.segments.flush_begins()));
+        asks.flush = self.flushing;
+    }
+
+    /// Whether volumes may be read and written.
+    pub fn is_started(&self) -> bool {
+        self.start == Start::Started
+    }
+
+    fn starts(&mut self, asks: &mut Asks<B>) {
+        self.start = Start::Started;
         for (&attachment, volume) in &mut self.volumes {
             volume.log.recovered();
             asks.steps.push(attachment);
@@ -522,6 +574,10 @@ impl<B: Clone> WriteLog<B> {
         }
         self.waiting.push_back(append);
         self.form(now, asks);
+        if !self.waiting.is_empty() && self.writing.is_empty() {
+            // There is no room: volumes that would destage later do so now.
+            asks.steps.extend(self.volumes.keys());
+        }
     }
 
     /// A client's FLUSH comes: it will be answered.
@@ -538,7 +594,7 @@ impl<B: Clone> WriteLog<B> {
     fn promise(&mut self, mut flush: Flushing, asks: &mut Asks<B>) {
         let Some(volume) = self.volumes.get_mut(&flush.attachment) else { return };
         flush.batch = volume.log.batch_of(flush.position).unwrap_or(0);
-        if flush.batch <= self.segments.durable() {
+        if flush.batch <= self.segments.durable() || self.fault.is(Planted::FlushNotAwaited) {
             volume.log.promise(flush.position);
             asks.answers.push((flush.op, false));
             return asks.steps.push(flush.attachment);
@@ -615,7 +671,10 @@ impl<B: Clone> WriteLog<B> {
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                if volume.due(now, u64::from(logged.room)).is_none_or(|due| due > now) {
+                let due = volume.due(now, u64::from(logged.room));
+                if due.is_none_or(|due| due > now) {
+                    // What is at the bound is not destaged before it is durable: that is not left to the clock.
+                    self.flush_wanted |= due.is_none() && volume.destager.is_idle();
                     break;
                 }
                 volume.throttle.acknowledged(now);
@@ -664,9 +723,15 @@ impl<B: Clone> WriteLog<B> {
             let flushes = std::mem::take(&mut self.flushes);
             return asks.answers.extend(flushes.iter().map(|flush| (flush.op, true)));
         }
-        self.segments.flushed(covers);
+        let early = self.fault.is(Planted::FlushBegunBefore);
+        self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
         let durable = self.segments.durable();
+        match self.start {
+            Start::Flushed => self.start = Start::Wanted,
+            Start::Begun(first) if first <= durable => self.starts(asks),
+            _ => {}
+        }
         let ready: Vec<Flushing> =
             self.flushes.extract_if(.., |flush| flush.batch <= durable).collect();
         for Flushing { op, attachment, position, .. } in ready {
@@ -675,7 +740,8 @@ impl<B: Clone> WriteLog<B> {
             }
             asks.answers.push((op, false));
         }
-        self.flush_wanted = !self.flushes.is_empty();
+        // A FRONTIER that was not written when this flush began is waited for as well.
+        self.flush_wanted = !self.flushes.is_empty() || self.segments.has_said();
         self.noted(now, durable);
         let begins = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
         asks.steps.extend(begins.map(|(&attachment, _)| attachment));

@@ -42,6 +42,18 @@ faults! {
     NoJournal,
     /// `cut`: an epoch ends anywhere.
     CutAnywhere,
+    /// `flushlog`: a FLUSH is answered before its flush of the device.
+    FlushNotAwaited,
+    /// `flushlog`: a FLUSH is answered by one that began before its writes had ended.
+    FlushBegunBefore,
+    /// `startflush`: a start counts what it has read as durable, though it may be in the device's cache alone.
+    StartNotFlushed,
+    /// `depnow`: the dependency is that of an earlier moment.
+    DependencyStale,
+    /// A segment is used again while it is read.
+    PinsIgnored,
+    /// What the log lets go is what the last window noted, though the FRONTIER says less.
+    OlderFrontierCounts,
     /// `saidfree`: a segment is used again before a durable FRONTIER says that it is free.
     FreedBeforeSaid,
     /// `reserve`: client writes leave no segment for FRONTIERs and parking.

@@ -172,6 +172,16 @@ impl Segments {
         self.fault = fault;
     }
 
+    /// What was found was read, and may be in the device's cache alone: nothing of it is durable before a flush.
+    pub fn doubt(&mut self) {
+        self.durable = 0;
+    }
+
+    /// It is taken for durable all the same.
+    pub(super) fn sure(&mut self) {
+        self.durable = self.written;
+    }
+
     /// So many segments client writes leave from now on.
     pub fn set_reserve(&mut self, reserve: u32) {
         self.config.reserve = reserve;
@@ -270,6 +280,11 @@ impl Segments {
         self.told = batch;
     }
 
+    /// Whether a FRONTIER was given out that is not durable.
+    pub fn has_said(&self) -> bool {
+        !self.said.is_empty()
+    }
+
     /// The device write of a batch has ended.
     pub fn ended(&mut self, batch: u64) {
         let at = batch.checked_sub(self.written + 1);
@@ -337,7 +352,7 @@ impl Segments {
         let mut at = 0;
         while at < most && at + 1 < self.live.len() {
             let Live { found, pins } = self.live[at];
-            if found.records > 0 || pins > 0 {
+            if found.records > 0 || pins > 0 && !self.fault.is(Planted::PinsIgnored) {
                 at += 1;
                 continue;
             }
@@ -348,7 +363,7 @@ impl Segments {
 
     fn retires(&mut self, segment: u32) {
         if self.fault.is(Planted::FreedBeforeSaid) {
-            self.free.push_back(segment);
+            self.free.push_front(segment);
         } else {
             self.retired.push_back((self.number, segment));
         }

@@ -192,6 +192,9 @@ impl VolumeLog {
     /// connection [global], or promised.
     pub fn assign(&mut self, logged: Logged, overlay: &mut Overlay) -> (u64, u64) {
         let dependency = match self.order {
+            Order::Ordered(_) if self.fault.is(Planted::DependencyStale) => {
+                self.records.back().map_or(self.frontier, |before| before.dependency)
+            }
             Order::Ordered(Grain::Completion) => self.acknowledged,
             Order::Ordered(Grain::Flush) => self.promised,
             Order::Any | Order::Journaled(_) => self.frontier,

@@ -130,6 +130,13 @@ impl World {
         }
     }
 
+    /// The marker of a volume is written anew.
+    pub(super) fn refresh(&mut self) {
+        let v = self.some_volume();
+        self.volumes[v].marker += 1;
+        self.log.set_marker(self.volumes[v].attachment, self.volumes[v].marker);
+    }
+
     // ---- reads ----
 
     /// A client begins to read.

@@ -25,7 +25,7 @@ impl World {
             bound: Some(volume.bound),
             frontier,
             epoch: 0,
-            marker: 0,
+            marker: volume.marker,
         };
         self.log.attach(self.now, attach);
     }
@@ -108,12 +108,13 @@ impl World {
                 self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
             self.volumes[v].may_hold = self.volumes[v].bound.max(held);
         }
-        let mark = self.device.mark();
-        self.device.flush(mark, true);
+        let last = |volume: &Volume| found.volumes[&volume.attachment].last;
+        self.starting = Some(self.volumes.iter().map(last).collect());
         let mut asks = Asks::default();
-        self.log.recovered(&mut asks);
+        self.log.start(&mut asks);
         for v in 0..self.volumes.len() {
-            self.check_start(v)?;
+            let last = found.volumes[&self.volumes[v].attachment].last;
+            self.check_start(v, last)?;
         }
         self.carry(asks)
     }
@@ -136,20 +137,34 @@ impl World {
                 return Err(format!("v{v}: {number} was promised and is lost"));
             }
         }
-        self.tick += 1;
-        let (tick, volume) = (self.tick, &mut self.volumes[v]);
-        volume.log.truncate(mine.last as usize);
-        // All that was found is durable, and everybody may see it.
-        volume.level = tick;
-        for &number in &volume.log {
+        // Nothing is promised of those any more. Before the start ends they may be found all the same.
+        for &number in &self.volumes[v].log[mine.last as usize..] {
             let write = &mut self.writes[number as usize];
-            write.done = write.done.min(tick);
+            (write.answered, write.done) = (NEVER, NEVER);
         }
         Ok(())
     }
 
+    /// What a start has found is durable, and everybody may see it: what it has not found is gone for good.
+    pub(super) fn started(&mut self) {
+        if !self.log.is_started() {
+            return;
+        }
+        let Some(found) = self.starting.take() else { return };
+        self.says(|| "started".to_owned());
+        self.tick += 1;
+        for (volume, last) in self.volumes.iter_mut().zip(found) {
+            volume.log.truncate(last as usize);
+            volume.level = self.tick;
+            for &number in &volume.log {
+                let write = &mut self.writes[number as usize];
+                write.done = write.done.min(self.tick);
+            }
+        }
+    }
+
     /// The volume is a prefix of its log.
-    fn check_start(&mut self, v: usize) -> Checked {
+    fn check_start(&mut self, v: usize, last: u64) -> Checked {
         let all = self.volumes[v].store.sectors();
         let mut stretches = Vec::new();
         self.log.look(self.volumes[v].attachment, 0..all * SECTOR, |found| stretches.push(found));
@@ -170,7 +185,7 @@ impl World {
                 }
             };
             for number in numbers {
-                let want = self.last(v, sector, NEVER);
+                let want = self.last(v, sector, last);
                 let right = match number {
                     Some(number) => number == want,
                     None => self.writes[want as usize].kind != Kind::Write,

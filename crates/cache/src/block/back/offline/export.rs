@@ -78,7 +78,9 @@ impl Exported {
         let room = self.unreadable.len() < MOST_LISTED;
         match self.unreadable.last_mut() {
             Some(last) if last.offset + last.bytes == offset => last.bytes += bytes,
-            _ if room => self.unreadable.push(Stretched { offset, bytes }),
+            _ if room => {
+                self.unreadable.push(Stretched { offset, bytes });
+            }
             _ => {}
         }
     }

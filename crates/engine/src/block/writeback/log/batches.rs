@@ -9,7 +9,7 @@ use larder_format::block::write_log::{
 
 use super::super::segments::{Placed, Purpose};
 use super::super::volume_log::{Kind, Logged, VolumeLog};
-use super::{Append, Asks, Attached, Pending, WriteLog};
+use super::{Append, Asks, Attached, Pending, Start, WriteLog};
 
 /// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
 #[derive(Clone, Debug)]
@@ -74,6 +74,9 @@ impl<B: Clone> WriteLog<B> {
     }
 
     fn form_clients(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
+        if self.start != Start::Started {
+            return false;
+        }
         let table = Record::frontier(self.frontier().bytes());
         let Some(mut with) = Shape::default().with(&table) else { return false };
         let sector = self.config.geometry.sector();
@@ -135,17 +138,22 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch of a FRONTIER alone, where one is wanted and rides on no other.
     fn form_frontier(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
-        let wanted = self.tells() || self.full && self.segments.would_free();
+        let first = self.start == Start::Wanted;
+        let tells = self.tells() && self.start == Start::Started;
+        let wanted = first || tells || self.full && self.segments.would_free();
         if !wanted {
             return false;
         }
         let table = Record::frontier(self.frontier().bytes());
         let Some(shape) = Shape::default().with(&table) else { return false };
         let bytes = shape.bytes(self.config.geometry.sector());
-        let purpose = if self.releases() { Purpose::Release } else { Purpose::Frontier };
+        let purpose = if first || self.releases() { Purpose::Release } else { Purpose::Frontier };
         let placed = self.segments.place(purpose, bytes, bytes, 0);
         self.full |= placed.is_none();
         let Some(placed) = placed else { return false };
+        if first {
+            self.start = Start::Begun(placed.number);
+        }
         let table = self.say(placed.number);
         self.write(now, &placed, Some(table), Vec::new(), (Vec::new(), Vec::new()), asks);
         true

@@ -181,7 +181,10 @@ impl<B: Clone> WriteLog<B> {
         if let Some(frontier) = takes.note {
             volume.stored = volume.stored.max(frontier);
             // What is said already says less.
-            (volume.untold, volume.noting) = (true, None);
+            volume.untold = true;
+            if !self.fault.is(super::super::Planted::OlderFrontierCounts) {
+                volume.noting = None;
+            }
             self.note(now, attachment, asks);
         }
     }
