@@ -230,15 +230,11 @@ const ROWS: &[Row] = &[
     ("  destaged", |c| written_back(c, |b| ByteSize(b.destaged_bytes).to_string())),
     ("dirty at the end", |c| written_back(c, |b| ByteSize(b.dirty_bytes).to_string())),
     ("  at most", |c| written_back(c, |b| ByteSize(b.dirty_bytes_max).to_string())),
-    ("age of the oldest dirty, mean", |c| {
-        written_back(c, |b| micros(b.staleness_mean_s * 1e6))
-    }),
+    ("age of the oldest dirty, mean", |c| written_back(c, |b| micros(b.staleness_mean_s * 1e6))),
     ("  at most", |c| written_back(c, |b| micros(b.staleness_max_s * 1e6))),
     ("stalls at the bound", |c| written_back(c, |b| b.stalls.to_string())),
     ("  of time", |c| written_back(c, |b| format!("{:.2} %", b.stalled_share * 100.0))),
-    ("slowed down, of time", |c| {
-        written_back(c, |b| format!("{:.2} %", b.slowed_share * 100.0))
-    }),
+    ("slowed down, of time", |c| written_back(c, |b| format!("{:.2} %", b.slowed_share * 100.0))),
     ("DRAM per line", |c| of_block(c, |b| Some(format!("{:.1} B", b.dram_per_line)))),
     ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
     ("backing store busy", |c| format!("{:.2} %", c.backend_utilisation * 100.0)),

@@ -286,9 +286,8 @@ impl BlockSim {
     /// Lets what is under way come to its end, behind replies too: what a request does is counted whenever it came.
     pub(crate) fn finish(&mut self, answered: &mut Vec<Answered>) {
         // What is destaged goes on behind all of them, and is not waited for.
-        let unsettled = |sim: &BlockSim| {
-            sim.node.back.is_none() && sim.node.any(|s| s.unsettled() > 0)
-        };
+        let unsettled =
+            |sim: &BlockSim| sim.node.back.is_none() && sim.node.any(|s| s.unsettled() > 0);
         while (!self.world.asked.is_empty() || unsettled(self)) && self.turn() {}
         answered.append(&mut self.world.answered);
     }
