@@ -72,8 +72,10 @@ impl Core {
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
             if let Some(taken_up) = self.take_up(volume, &comer)? {
-                if let Err(error) = self.begin_back(&name, wish) {
-                    self.detach(&name, true, &mut |_| true)?;
+                if let Err(error) = self.begin_back(volume, wish) {
+                    if self.volume(&name).is_some() {
+                        self.detach(&name, true, &mut |_| true)?;
+                    }
                     return Err(error);
                 }
                 return Ok(taken_up);

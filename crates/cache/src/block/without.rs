@@ -22,6 +22,7 @@ use larder_runtime::{DeviceOptions, plain};
 use rustix::fs::MemfdFlags;
 
 use super::Running;
+use super::back::{self, BackWish};
 use super::budget::BudgetFile;
 use super::node_limits::NodeLimits;
 use super::notes::PassedBy;
@@ -51,6 +52,11 @@ pub fn open_without(
     let fail = |reason: String| CacheError::System { what: "serving without a cache", reason };
     if config.record.is_some() {
         return Err(fail(format!("{why}; nothing could be recorded without it")));
+    }
+    // What a cache holds and a store lacks is not to be passed by.
+    for volume in volumes {
+        let through = BackWish { back: None, ..config.wish_of(volume.name()) };
+        back::check_through((volume.name(), volume.backing()), None, back::NO_CACHE, &through)?;
     }
     let system = |e: std::io::Error| fail(format!("a file in memory: {}", plain(&e)));
     let memory = rustix::fs::memfd_create("larder-no-cache", MemfdFlags::CLOEXEC)

@@ -294,6 +294,15 @@ impl BlockSuperblock {
             | bit(FEATURE_DIRTY, dirty)
     }
 
+    /// Nothing that is cached counts any more: its volumes go, but for those of which the write log may hold what their stores lack. Of these
+    /// no line counts either, since nothing is what they are known by.
+    pub fn forget_volumes(&mut self) {
+        self.volumes.retain_mut(|volume| {
+            volume.identity = [0; 64];
+            volume.write_back.as_ref().is_some_and(|w| w.holds.may_be_dirty())
+        });
+    }
+
     /// Whether the run of the present epoch was stopped cleanly.
     pub fn is_clean(&self) -> bool {
         self.clean_epoch == self.epoch

@@ -23,6 +23,7 @@ use larder_volume::marker::MarkerPlace;
 use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
+use super::volume::Volume;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
@@ -98,6 +99,9 @@ pub struct BackStatus {
     pub closed: Option<String>,
 }
 
+/// Of a volume that is served without a cache.
+pub(super) const NO_CACHE: (Uuid, u64) = (Uuid([0; 16]), 0);
+
 /// A volume that writes back.
 pub(super) struct Written {
     pub attached: Arc<Attached>,
@@ -112,6 +116,8 @@ pub(super) struct Written {
     pub number: Mutex<u64>,
     /// The frontier that its marker says.
     pub said: AtomicU64,
+    /// Up to which record what is dirty was found by a start, and the time that its marker said then.
+    pub recovered: (u64, u64),
 }
 
 /// The write log, and the volumes that it serves.
@@ -195,8 +201,16 @@ impl Core {
     }
 
     /// A volume was attached: it writes back from now on, if that is wanted; else no cache may hold more than its store.
-    pub(super) fn begin_back(&self, name: &str, wish: &BackWish) -> Result<(), CacheError> {
-        let volume = self.attached(name)?;
+    pub(super) fn begin_back(&self, of: &Volume, wish: &BackWish) -> Result<(), CacheError> {
+        let (name, store) = (of.name(), of.backing());
+        let Some(volume) = self.volume(name) else {
+            // It has no place in the cache: its store is all that there is of it.
+            if wish.back.is_some() {
+                let reason = "it is to write back, and the cache is not used".to_owned();
+                return Err(CacheError::Volume { name: name.to_owned(), reason });
+            }
+            return check_through((name, store), None, NO_CACHE, wish);
+        };
         let of = name.to_owned();
         let found = self.on_log(move |log| {
             let sb = log.line_space()?;
@@ -206,7 +220,7 @@ impl Core {
         let Some((cache, record)) = found else { return Ok(()) };
         match wish.back {
             Some(_) => self.write_back(&volume, record, cache, wish, None),
-            None => check_through(&volume, record.as_ref(), cache, wish),
+            None => check_through((name, store), record.as_ref(), cache, wish),
         }
     }
 
@@ -234,15 +248,17 @@ impl Core {
     fn drain(&self, back: &Back, attachment: u32, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
         call_log(self, None, |log, asks| log.drain(attachment, true, asks));
         loop {
-            let (clean, held) = {
+            // What is not durable in a log that is closed comes to no store.
+            let (clean, held, closed) = {
                 let log = back.log();
                 let status = log.status(self.now(), attachment);
-                (log.is_clean(attachment), status.map_or(0, |status| status.held.0))
+                let held = status.map_or(0, |status| status.held.0);
+                (log.is_clean(attachment), held, log.closed().is_some())
             };
             if clean {
                 return true;
             }
-            if !go_on(held) {
+            if closed || !go_on(held) {
                 return false;
             }
             self.pause(LOOK);
@@ -263,6 +279,7 @@ impl Core {
             call_log(self, None, |log, asks| log.drain(attachment, false, asks));
             return Ok(Some(false));
         }
+        call_log(self, None, |log, asks| log.drain(attachment, false, asks));
         volume.make_durable()?;
         let of = volume.name.clone();
         let state = self.on_log(move |log| {
@@ -275,7 +292,22 @@ impl Core {
             let mut number = locked(&written.number);
             let frontier = back.log().status(self.now(), attachment).map_or(0, |s| s.positions[0]);
             let clean = self.marker(volume, &state, *number + 1, MarkerState::Clean, frontier);
-            locked(place).write(&clean).map_err(|e| fail(e.to_string()))?;
+            if let Err(error) = locked(place).write(&clean) {
+                // It stays dirty, and goes on: the cache is to say so again before anything more is answered.
+                let of = volume.name.clone();
+                let again = self.on_log(move |log| {
+                    log.change_write_back_of(&of, |was| WrittenBack {
+                        holds: HoldsState::Open,
+                        ..was
+                    })
+                });
+                if !matches!(again, Ok(Some(_))) {
+                    call_log(self, None, |log, asks| {
+                        log.close("a volume that stays could not be recorded as dirty", asks);
+                    });
+                }
+                return Err(fail(error.to_string()));
+            }
             *number += 1;
         }
         volume.attachment.store(0, Ordering::SeqCst);
@@ -300,7 +332,11 @@ impl Core {
         let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
         // What is dirty was written since.
         let age = status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
-        marker.time = marker.time.saturating_sub(age);
+        marker.time = match written.recovered {
+            // When the oldest of them was written is not known.
+            (last, time) if frontier < last => time,
+            _ => marker.time.saturating_sub(age),
+        };
         match locked(place).write(&marker) {
             Ok(()) => {
                 *number += 1;

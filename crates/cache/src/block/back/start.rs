@@ -15,6 +15,7 @@ use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _};
+use larder_volume::Backing;
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
 
 use super::super::Core;
@@ -105,13 +106,12 @@ impl Looked {
 /// Looks at a volume's marker, as the cache `uuid` whose last run was `run`. `None` where there is none by the operator's word, or where its
 /// store has no place for one and the volume does not need it.
 fn look(
-    volume: &Attached,
+    (name, store): (&str, &dyn Backing),
     record: Option<&WrittenBack>,
     (uuid, run): (Uuid, u64),
     wish: &BackWish,
     found: Option<(&Recovered, &scan::Scan)>,
 ) -> Result<Option<Looked>, CacheError> {
-    let name = &volume.name;
     let logged = record.and_then(|record| found?.0.volumes.get(&record.attachment));
     let logged = logged.map_or(0, |volume| volume.marker);
     let writes_back = wish.back.is_some();
@@ -121,7 +121,7 @@ fn look(
         MarkerAt::Beside => None,
     };
     let options = PlaceOptions { at, look: !writes_back, ..PlaceOptions::default() };
-    let mut place = match marker_place(volume.volume().backing(), &options) {
+    let mut place = match marker_place(store, &options) {
         Ok(place) => place,
         Err(MarkerIoError::NoPlace { .. }) if !writes_back => return Ok(None),
         Err(error) => return Err(volume_error(name, error.to_string())),
@@ -148,18 +148,17 @@ fn look(
 /// # Errors
 /// When that is so, or cannot be found out.
 pub(in crate::block) fn check_through(
-    volume: &Attached,
+    (name, store): (&str, &dyn Backing),
     record: Option<&WrittenBack>,
     cache: (Uuid, u64),
     wish: &BackWish,
 ) -> Result<(), CacheError> {
-    let name = &volume.name;
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
     let kept = || {
         let reason = "this cache holds writes of it that its store does not have: serve it as a volume that writes back, so that they come there";
         volume_error(name, reason.to_owned())
     };
-    let Some(looked) = look(volume, record, cache, wish, None)? else {
+    let Some(looked) = look((name, store), record, cache, wish, None)? else {
         return if dirty { Err(kept()) } else { Ok(()) };
     };
     match looked.judged {
@@ -183,7 +182,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let first = volumes.iter().find(|volume| !through(volume)).map(|volume| &volume.name);
     for volume in volumes.iter().filter(through) {
         let record = record(&volume.name).and_then(|v| v.write_back.as_ref());
-        check_through(volume, record, was, &wish(volume))?;
+        check_through((&volume.name, volume.volume().backing()), record, was, &wish(volume))?;
     }
     if core.config.record.is_some() && first.is_some() {
         let reason =
@@ -312,8 +311,10 @@ impl Core {
             Order::Journaled(_) => Some(journal_of(self, volume)?),
             _ => None,
         };
-        let mut looked = look(volume, record.as_ref(), was, wish, found)?;
-        let judged = match &looked {
+        let mut looked_at =
+            look((name, volume.volume().backing()), record.as_ref(), was, wish, found)?;
+        let looked = &mut looked_at;
+        let judged = match looked {
             Some(looked) => looked.judged,
             // Without a marker this cache alone knows.
             None => match holds(record.as_ref()) {
@@ -322,11 +323,13 @@ impl Core {
                 _ => Verdict::Attach { generation: 1, lines: true },
             },
         };
-        let (said, found_marker) = match &looked {
+        let (said, found_marker) = match looked {
             Some(looked) => (looked.said.clone(), looked.found.clone()),
             None => ("the marker".to_owned(), None),
         };
         let mut number = looked.as_ref().map_or(0, Looked::number);
+        // Up to which record what is dirty was found by this start, and how far back the marker was sure.
+        let mut recovered = (0, 0);
         let state = match judged {
             Verdict::GoOn => {
                 let record =
@@ -339,6 +342,24 @@ impl Core {
                             .to_owned(),
                     ));
                 }
+                let last = found.map_or(record.began, |found| found.last);
+                let mine = found_marker.as_ref().filter(|m| m.attachment == record.attachment);
+                let stored = mine.map_or(0, |marker| marker.frontier);
+                if stored > last {
+                    // The store has more than this cache has ever heard of.
+                    return Err(refused(name, Why::SetBack, &said, found_marker.as_deref()));
+                }
+                let order = order_of(config.order);
+                if order != record.order
+                    && found.is_some_and(|found| last > found.frontier.max(stored))
+                {
+                    return Err(fail(
+                        "this cache holds writes of it that were logged for another order: serve it as before, and destage all of it before its \
+                         order changes"
+                            .to_owned(),
+                    ));
+                }
+                recovered = (last, found_marker.as_ref().map_or(0, |marker| marker.time));
                 // A journal of the last run may hold what the store lacks, whatever the order is now.
                 let left = match (&journal, record.order) {
                     (Some(journal), _) => Some(journal),
@@ -367,8 +388,18 @@ impl Core {
                 };
                 let epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
                 let applied = applied.map_or(0, |applied| applied.last);
-                let frontier = found.map_or(record.began, |found| found.frontier).max(applied);
-                let state = WrittenBack { order: order_of(config.order), ..record };
+                let frontier = found.map_or(record.began, |found| found.frontier);
+                let frontier = frontier.max(applied).max(stored);
+                let state = WrittenBack { order, ..record };
+                if order != record.order {
+                    let of = name.clone();
+                    let changed = self.on_log(move |log| {
+                        log.change_write_back_of(&of, |was| WrittenBack { order, ..was })
+                    })?;
+                    changed.ok_or_else(|| {
+                        fail("its order could not be recorded on the cache device".to_owned())
+                    })?;
+                }
                 self.attach_log(volume, &state, &config, frontier, (number, epoch));
                 if let Some((found, scanned)) = found.zip(scanned) {
                     let now = self.now();
@@ -388,7 +419,7 @@ impl Core {
                 };
                 let mut generation = generation;
                 if found_marker.is_none()
-                    && let Some(looked) = &mut looked
+                    && let Some(looked) = looked
                 {
                     // A kill behind the next step finds one that says that nothing is dirty.
                     let first = WrittenBack {
@@ -426,7 +457,7 @@ impl Core {
                 })?;
                 number += 1;
                 let marker = self.marker(volume, &state, number, MarkerState::Dirty, 0);
-                if let Some(looked) = &mut looked {
+                if let Some(looked) = looked {
                     looked.place.write(&marker).map_err(|e| fail(e.to_string()))?;
                 }
                 volume.make_durable()?;
@@ -441,7 +472,9 @@ impl Core {
                 };
                 let clean = self.marker(volume, &state, number + 1, MarkerState::Clean, 0);
                 looked.place.write(&clean).map_err(|e| fail(e.to_string()))?;
-                drop(looked.place.read());
+                // Its place is let go of before it is looked at again.
+                looked_at = None;
+                drop(looked_at);
                 return self.write_back_again(volume, record, was, wish);
             }
             Verdict::Drain | Verdict::TakeUp { .. } | Verdict::Wait => {
@@ -463,11 +496,12 @@ impl Core {
         back.add(Written {
             journal,
             attached: volume.clone(),
-            place: looked.map(|looked| looked.place.into()),
+            place: looked_at.map(|looked| looked.place.into()),
             state,
             config,
             number: number.into(),
             said: AtomicU64::new(0),
+            recovered,
         });
         volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())

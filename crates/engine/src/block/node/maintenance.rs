@@ -661,7 +661,7 @@ impl Maintenance {
             }
             // If the device takes it after all, nothing else is needed.
             let said = self.planted(Planted::GivenUpOnDevice)
-                || log.update(io, |sb| sb.volumes.clear()).is_ok();
+                || log.update(io, BlockSuperblock::forget_volumes).is_ok();
             if let Some(why) = noted.err().filter(|_| !said) {
                 fx.unnoted(Some(&why));
                 self.unnoted = Some(now + self.pace.tick);

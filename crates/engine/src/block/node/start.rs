@@ -199,7 +199,7 @@ impl Left<'_> {
         let Left { superblock: mut sb, voided, memory, mut words } = self;
         if voided.is_some() {
             // The same device, with nothing on it: of another generation, so that no old log is taken for a new one.
-            sb.volumes.clear();
+            sb.forget_volumes();
             sb.generation += ANEW;
             sb.snapshot = false;
         }
@@ -412,7 +412,7 @@ fn begin_without(
     memory.disown();
     // For a start whose host does not know of the note, if the device takes it.
     let mut next = sb.clone();
-    next.volumes.clear();
+    next.forget_volumes();
     next.sequence += 1;
     let at = (next.copy() * COPY_BYTES) as u64;
     // Refused, the superblock stays as it is, and the note alone says it. (The copy that rules may not be durable: a run that was killed may have

@@ -307,6 +307,9 @@ pub struct WriteLog<B> {
     parking: Option<parking::Parking>,
     parked_before: BTreeMap<u64, u64>,
     parks_written: u64,
+    /// How often reads for a copy have failed, and when they are tried again.
+    park_failures: u32,
+    park_after: Nanos,
     flushes: Vec<Flushing>,
     /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
@@ -354,6 +357,8 @@ impl<B: Clone> WriteLog<B> {
             parking: None,
             parked_before: BTreeMap::new(),
             parks_written: 0,
+            park_failures: 0,
+            park_after: Nanos::ZERO,
             flushes: Vec::new(),
             flushing: None,
             flush_wanted: false,
@@ -774,11 +779,12 @@ impl<B: Clone> WriteLog<B> {
                 .and_then(|logged| volume.due(now, u64::from(logged.room)));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };
-        flush.into_iter().chain(self.volumes.values().filter_map(of)).min()
+        let park = (self.full && self.park_after > now).then_some(self.park_after);
+        flush.into_iter().chain(park).chain(self.volumes.values().filter_map(of)).min()
     }
 
     /// Nothing is logged any more: who waits hears that it has failed.
-    fn close(&mut self, why: &'static str, asks: &mut Asks<B>) {
+    pub fn close(&mut self, why: &'static str, asks: &mut Asks<B>) {
         self.closed.get_or_insert(why);
         for append in self.waiting.drain(..) {
             asks.answers.push((append.op, true));

@@ -1,5 +1,7 @@
 //! Batches: what waits becomes one write of the device, numbered, with its header.
 
+use std::collections::{BTreeMap, VecDeque};
+
 use larder_base::Nanos;
 use larder_format::block::write_log::batch::{Head, encode_header_of};
 use larder_format::block::write_log::{
@@ -69,7 +71,7 @@ impl<B: Clone> WriteLog<B> {
             let durable = self.segments.durable();
             let begin = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
             asks.steps.extend(begin.map(|(&attachment, _)| attachment));
-            asks.steps.extend(self.parks());
+            asks.steps.extend(self.parks(now));
         }
     }
 
@@ -81,15 +83,26 @@ impl<B: Clone> WriteLog<B> {
         let Some(mut with) = Shape::default().with(&table) else { return false };
         let sector = self.config.geometry.sector();
         let most = self.config.segments().room;
-        let mut records = Vec::new();
-        for append in &self.waiting {
-            let generation = self.volumes.get(&append.attachment).map_or(0, |v| v.generation);
+        let (mut records, mut chosen) = (Vec::new(), Vec::new());
+        let mut planned: BTreeMap<u32, u64> = BTreeMap::new();
+        for (at, append) in self.waiting.iter().enumerate() {
+            let volume = self.volumes.get(&append.attachment);
+            let generation = volume.map_or(0, |v| v.generation);
             let record = append.record(generation);
+            // A volume that holds much more than it may, because so much of it is under way, waits; others do not wait for it.
+            let more = planned.entry(append.attachment).or_default();
+            let held = volume.map_or(0, |v| v.log.held()).saturating_add(*more);
+            if volume.is_some_and(|v| held > 0 && held >= v.throttle.bound() / 4 * 5) {
+                *more = u64::MAX;
+                continue;
+            }
             // No more than a batch may have, and a segment.
             let shape = with.with(&record).filter(|shape| shape.bytes(sector) <= most);
             let Some(shape) = shape else { break };
+            *more += u64::from(room(record.payload_bytes()));
             with = shape;
             records.push(record);
+            chosen.push(at);
         }
         let Some(alone) = Shape::of(&records).filter(|_| !records.is_empty()) else { return false };
         let tells = self.tells();
@@ -109,8 +122,9 @@ impl<B: Clone> WriteLog<B> {
             table = Some(self.say(placed.number));
         }
         let mut end = table.as_ref().map_or(0, |table| table.len() as u64);
+        let mut chosen = self.take(&chosen);
         for record in &mut records {
-            let Some(append) = self.waiting.pop_front() else { break };
+            let Some(append) = chosen.pop_front() else { break };
             let Some(volume) = self.volumes.get_mut(&append.attachment) else { continue };
             let bytes = record.payload_bytes();
             let from = if bytes == 0 { end } else { end.next_multiple_of(BLOCK as u64) };
@@ -134,6 +148,23 @@ impl<B: Clone> WriteLog<B> {
         }
         self.write(now, &placed, table, records, (sums, payload), asks);
         true
+    }
+
+    /// These of what waits, ascending.
+    fn take(&mut self, chosen: &[usize]) -> VecDeque<Append<B>> {
+        if chosen.last().is_some_and(|last| last + 1 == chosen.len()) {
+            return self.waiting.drain(..chosen.len()).collect();
+        }
+        let (mut taken, mut left) = (VecDeque::new(), VecDeque::new());
+        let mut next = chosen.iter().copied().peekable();
+        for (at, append) in self.waiting.drain(..).enumerate() {
+            match next.next_if_eq(&at) {
+                Some(_) => taken.push_back(append),
+                None => left.push_back(append),
+            }
+        }
+        self.waiting = left;
+        taken
     }
 
     /// A batch of a FRONTIER alone, where one is wanted and rides on no other.

@@ -90,7 +90,7 @@ impl<B: Clone> WriteLog<B> {
             let hurry = volume.draining || starved || full;
             volume.destager.step(&volume.log, now, durable, (hurry, hurry), takes);
         });
-        out.extend(self.park(attachment).map(Asked::Park));
+        out.extend(self.park(now, attachment).map(Asked::Park));
     }
 
     /// A stretch came to the store, or not: the incarnation of the store that has it.

@@ -18,6 +18,10 @@ use super::{Asks, Piece, Sums, ToWrite, WriteLog, pin, unpin};
 
 /// Numbers of parked batches have this bit, where one is told from a batch of the chain.
 const PARKED: u64 = 1 << 63;
+/// So often reads for a copy may fail, one after the other, before what they are of counts as lost,
+const PARK_TRIES: u32 = 10;
+/// and so long it is waited between two.
+const PARK_PAUSE: Nanos = Nanos::from_secs(1);
 /// Most bytes that are copied at a time.
 const MOST: u64 = 512 << 10;
 
@@ -48,10 +52,15 @@ enum State {
 
 impl<B: Clone> WriteLog<B> {
     /// Which volume is to park something now.
-    pub(super) fn parks(&self) -> Option<u32> {
+    pub(super) fn parks(&self, now: Nanos) -> Option<u32> {
         // The last free segment is for the FRONTIER that frees others.
         let room = self.segments.free() > 1;
-        if self.parking.is_some() || self.closed.is_some() || self.waiting.is_empty() || !room {
+        if self.parking.is_some()
+            || now < self.park_after
+            || self.closed.is_some()
+            || self.waiting.is_empty()
+            || !room
+        {
             return None;
         }
         let batches = self.segments.to_park()?;
@@ -63,8 +72,8 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// Begins to park what a volume holds of the oldest segment: what is to be read for it.
-    pub(super) fn park(&mut self, attachment: u32) -> Option<Parks> {
-        if self.parks() != Some(attachment) {
+    pub(super) fn park(&mut self, now: Nanos, attachment: u32) -> Option<Parks> {
+        if self.parks(now) != Some(attachment) {
             return None;
         }
         let batches = self.segments.to_park()?;
@@ -113,6 +122,16 @@ impl<B: Clone> WriteLog<B> {
                 unpin(&mut self.segments, piece.pin);
             }
         }
+        // What could not be read may be read later: only what fails again and again is parked as lost.
+        let failed = |(_, piece, bytes): &(u64, Option<Piece>, Option<B>)| {
+            piece.is_some() && bytes.is_none()
+        };
+        if read.iter().any(failed) && self.park_failures < PARK_TRIES {
+            (self.park_failures, self.park_after) = (self.park_failures + 1, now + PARK_PAUSE);
+            self.parking = None;
+            return self.form(now, asks);
+        }
+        self.park_failures = 0;
         let begun = self.copies(now, attachment, read);
         match begun {
             Some(write) => {
