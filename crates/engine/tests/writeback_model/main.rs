@@ -166,7 +166,7 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 21] =
         (P::FreedBeforeSaid, "acf"),
         (P::NoReserve, "acf"),
         (P::RetiredInAnyOrder, "acf"),
-        (P::FrontierNotRepeated, "acf"),
+        (P::FrontierNotRepeated, "af"),
         (P::OldestIgnored, "acf"),
         (P::GapIgnored, ""),
     ]
