@@ -1,16 +1,15 @@
 """Caches on this machine that can be lost: `larder block serve`, nbdkit's cache filter, and none at all as a control."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
 
+import processes
 import said
-from served import MIB, Failed, run
+from served import Failed, run
 
 
 class Cache:
@@ -106,14 +105,8 @@ class Larder(Cache):
 
     def start(self):
         if self.delay:
-            socket = self.folder / "filer"
-            self.filer = subprocess.Popen(["nbdkit", "-f", "-U", socket, "--filter=delay", "file", self.store, f"wdelay={self.delay}ms"],
-                                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            self.where, self.marker = f"nbd+unix:///?socket={socket}", [f"{self.folder}/marker"]
-            while not socket.exists():
-                if self.filer.poll() is not None:
-                    raise Failed("nbdkit ends")
-                time.sleep(0.01)
+            self.where, self.marker = f"nbd+unix:///?socket={self.folder}/filer", [f"{self.folder}/marker"]
+            self._start_filer()
         run([self.larder, "block", "format", self.cache, "--size", "256m", "--write-log", "64m", "--yes"])
         # A bound that is reached, so that what was written long before is in the store.
         self.spawn([self.larder, "block", "serve", "--cache", self.cache, "--volume", f"disk={self.where}", "--write", self.mode,
@@ -146,6 +139,11 @@ class Larder(Cache):
         self.cache.rename(gone / "cache")
 
     def recover(self):
+        if self.filer and self.filer.poll() is not None:
+            # nbdkit 1.32 ends now and then when a client is killed; what it had written is there.
+            with open(self.log, "a") as log:
+                log.write(f"nbdkit had ended with {self.filer.returncode}\n")
+            self._start_filer()
         # Of `ordered` and `any` it makes the marker clean; a program that cannot yet leaves the same bytes.
         if subprocess.run([self.larder, "block", "recover", "--help"], capture_output=True).returncode == 0:
             told = run([self.larder, "block", "recover", self.where, "--json", *(f"--marker={place}" for place in self.marker)])
@@ -154,6 +152,17 @@ class Larder(Cache):
             self.not_older_than = json.loads(told).get("not_older_than")
         self._end_filer()
         return self.store
+
+    def _start_filer(self):
+        socket = self.folder / "filer"
+        socket.unlink(missing_ok=True)
+        with open(self.folder / "filer.log", "ab") as log:
+            self.filer = subprocess.Popen(["nbdkit", "-f", "-U", socket, "--filter=delay", "file", self.store, f"wdelay={self.delay}ms"],
+                                          stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        while not socket.exists():
+            if self.filer.poll() is not None:
+                raise Failed("nbdkit ends: " + (self.folder / "filer.log").read_text(errors="replace")[-500:])
+            time.sleep(0.01)
 
     def _end_filer(self):
         if self.filer:
@@ -176,24 +185,6 @@ class Larder(Cache):
         # Where it came to a loss, `recover` wants it still.
         if not (self.folder / "gone").exists():
             self._end_filer()
-
-
-def descendants(process):
-    """The processes that it has started, and theirs, by what /proc says now."""
-    children = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in brackets, may have spaces.
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        children.setdefault(parent, []).append(int(stat.parent.name))
-    out, left = [], [process]
-    while left:
-        below = children.get(left.pop(), [])
-        out += below
-        left += below
-    return out
 
 
 class OnHost:
@@ -228,13 +219,7 @@ class OnHost:
         """After the server has gone: the mount goes too, whatever it still wants."""
         if self.writers:
             # All of its session: the writers, and the server of the database.
-            # The server's backends have sessions of their own, and may outlive it.
-            for one in [*descendants(self.writers.pid), self.writers.pid]:
-                try:
-                    os.kill(one, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            self.writers.wait()
+            processes.end(self.writers)
         if self.mounted and subprocess.run(["umount", self.at], capture_output=True).returncode != 0:
             time.sleep(0.2)
             subprocess.run(["umount", "-l", self.at], capture_output=True)

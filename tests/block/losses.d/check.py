@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import plan
+import processes
 
 
 class Found:
@@ -258,8 +259,7 @@ class Server:
             try:
                 self.process.wait(60)
             except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+                processes.end(self.process)
 
 
 def look(at, seed, history, safe, found, postgres=None, scratch=None):

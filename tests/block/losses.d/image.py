@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import check
@@ -31,10 +32,15 @@ class Mount:
 
     def __exit__(self, *_):
         if self.trouble is None:
-            code, text = tried(["umount", self.at])
-            if code:
-                tried(["umount", "-l", self.at])
-                raise Failed(f"umount {self.at}: {text}")
+            end = time.monotonic() + 30
+            while True:
+                code, text = tried(["umount", self.at])
+                if not code:
+                    return
+                if time.monotonic() > end:
+                    tried(["umount", "-l", self.at])
+                    raise Failed(f"umount {self.at}: {text}")
+                time.sleep(0.2)
 
 
 def examine(image, kind, folder, seed, history, safe, postgres=None):

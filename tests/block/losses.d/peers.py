@@ -2,7 +2,6 @@
 backing file alone, at any moment: the guest is stopped for as long as the file is copied, and at the end it is killed."""
 
 import random
-import shutil
 import time
 
 import guest
@@ -142,15 +141,18 @@ def losses(options, system, work, told):
         history = lines.until(count)
         image.strip(copy, offset)
         safe = len(history.lines) if system in CONTROLS else history.before(now - LONG_AGO)
-        found, extent = image.examine(copy, "ext4", folder / f"look-{copy.name}", options.seed, history, safe,
-                                      options.postgres and options.postgres.binaries)
+        try:
+            found, extent = image.examine(copy, "ext4", folder / f"look-{copy.name}", options.seed, history, safe,
+                                          options.postgres and options.postgres.binaries)
+        except Failed as e:
+            print(f"{copy.name} is left out: {e}")
+            continue
         loss = Loss(f"{system}-{options.seed}-{copy.name}", found.problems, extent, f"{system} {options.settings} ext4 {'+'.join(who)}")
         told(loss, started)
         out.append(loss)
         if not options.keep_all and copy.exists():
             copy.unlink()
     if not options.keep_all:
-        shutil.rmtree(folder / "mnt", ignore_errors=True)
         for name in ("store", "cache"):
             (folder / name).unlink()
     return out
