@@ -322,6 +322,8 @@ impl Core {
         let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
         let Some(written) = back.written(attachment) else { return };
         let Some(place) = &written.place else { return };
+        // Before it is looked how far the store is: what comes meanwhile is not claimed.
+        let time = unix_nanos();
         let Some(status) = back.log().status(self.now(), attachment) else { return };
         let frontier = status.positions[0];
         let mut number = locked(&written.number);
@@ -335,7 +337,7 @@ impl Core {
         marker.time = match written.recovered {
             // When the oldest of them was written is not known.
             (last, time) if frontier < last => time,
-            _ => marker.time.saturating_sub(age),
+            _ => time.saturating_sub(age),
         };
         match locked(place).write(&marker) {
             Ok(()) => {
