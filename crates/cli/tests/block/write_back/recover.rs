@@ -39,9 +39,12 @@ fn place(uri: &str, at: Option<&str>) -> Box<dyn MarkerPlace> {
 /// Writes a marker of generation 5, as a daemon on host `there` would, and returns its place.
 fn mark(uri: &str, at: Option<&str>, state: MarkerState, order: Order) -> Box<dyn MarkerPlace> {
     let mut place = place(uri, at);
-    place.read().unwrap();
+    let number = match place.read().unwrap() {
+        Found::There(before) => before.number + 1,
+        _ => 7,
+    };
     let marker = Marker {
-        number: 7,
+        number,
         state,
         volume: Uuid([1; 16]),
         identity: open(uri).identity().unwrap().encode(),

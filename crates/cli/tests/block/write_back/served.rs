@@ -189,7 +189,11 @@ fn dirty_data_is_not_passed_over_by_a_start_that_writes_through() {
     let (code, message) = refused(dir, &[]);
     assert_eq!(code, Some(1), "{message}");
     has(&message, &["volume 'disk'", "--write back"]);
-    let daemon = Daemon::start(dir, &["--write", "back:any"]);
+    // Nor is it brought to the store in an order that it was not logged for.
+    let (code, message) = refused(dir, &["--write", "back:any"]);
+    assert_eq!(code, Some(1), "{message}");
+    has(&message, &["volume 'disk'", "another order", "larder block flush"]);
+    let daemon = Daemon::start(dir, &["--write", "back:ordered"]);
     reads(dir, "disk", &vec![(1, 99)]);
     goes_through(dir, daemon, &vec![(1, 99)]);
 }
