@@ -7,10 +7,12 @@ use crate::daemon::larder;
 
 /// `serve` with two volumes, none of which is there.
 fn serve(more: &[&str]) -> (Option<i32>, String) {
+    // The directory for notes is made before the cache is looked for.
+    let state = tempfile::tempdir().unwrap();
     let all = [
         &["serve", "--cache", "/nowhere/cache", "--listen", "unix:/nowhere/socket"][..],
         &["--volume", "db=file:/nowhere/db", "--volume", "www=file:/nowhere/www"],
-        &["--state-dir", "/nowhere/state"],
+        &["--state-dir", state.path().to_str().unwrap()],
         more,
     ];
     larder(&all.concat())
@@ -127,7 +129,8 @@ fn a_file_says_the_same_as_the_flags_and_is_printed_again() {
     let served = |text: &str| {
         let text = format!("cache = \"/nowhere/cache\"\nlisten = \"unix:/nowhere/s\"\n{text}");
         std::fs::write(&config, text).unwrap();
-        larder(&["serve", "--config", path, "--state-dir", "/nowhere/state"])
+        let state = dir.path().join("state");
+        larder(&["serve", "--config", path, "--state-dir", state.to_str().unwrap()])
     };
     // As a list, and as tables.
     for text in [

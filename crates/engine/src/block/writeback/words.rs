@@ -6,15 +6,14 @@ use std::str::FromStr;
 use larder_base::Nanos;
 
 use super::destager::Pace;
-use super::volume_log::{Grain, Order};
+use super::volume_log::{Cuts, Grain, Order};
 
 /// What every write-back mode begins with.
 pub const BACK: &str = "back:";
 /// The whole of it, for messages.
-pub const FORM: &str =
-    "back:any or back:ordered[,grain=flush|completion][,destage=async|periodic:SECONDS|none]";
+pub const FORM: &str = "back:any, back:journaled or back:ordered[,grain=flush|completion][,destage=async|periodic:SECONDS|none]";
 
-const ORDERS: &str = "choose any or ordered";
+const ORDERS: &str = "choose any, ordered or journaled";
 const GRAINS: &str = "choose flush or completion";
 const PACES: &str = "choose async, periodic:SECONDS or none";
 /// Most seconds between two windows: a day.
@@ -48,9 +47,7 @@ pub enum NotBack {
     #[error("grain='{0}' is no grain: {GRAINS}")]
     Grain(String),
     /// A grain of an order that has none.
-    #[error(
-        "grain= is of order 'ordered' alone: write back:any without it, or choose back:ordered"
-    )]
+    #[error("grain= is of order 'ordered' alone: leave it out, or choose back:ordered")]
     GrainOfAny,
     /// A time to destage that there is not.
     #[error("destage='{0}' is no time to destage: {PACES}")]
@@ -85,7 +82,8 @@ impl FromStr for Mode {
         }
         let order = match (order, grain) {
             ("any", None) => Order::Any,
-            ("any", Some(_)) => return Err(NotBack::GrainOfAny),
+            ("journaled", None) => Order::Journaled(Cuts::Flushes),
+            ("any" | "journaled", Some(_)) => return Err(NotBack::GrainOfAny),
             ("ordered", grain) => Order::Ordered(grain.unwrap_or_default()),
             _ => return Err(NotBack::Order(order.to_owned())),
         };
@@ -153,31 +151,38 @@ mod tests {
     fn what_is_said_is_read_and_said_again() {
         for text in [
             "back:any",
+            "back:journaled",
+            "back:journaled,destage=periodic:5",
             "back:ordered",
             "back:ordered,grain=completion",
             "back:any,destage=none",
             "back:ordered,grain=completion,destage=periodic:30",
         ] {
-            let mode: Mode = text.parse().unwrap();
-            assert_eq!(mode.to_string(), text);
+            let config: Mode = text.parse().unwrap();
+            assert_eq!(config.to_string(), text);
         }
-        let mode: Mode = "back:ordered,destage=async,grain=flush".parse().unwrap();
-        assert_eq!(mode, Mode::default());
-        assert_eq!(mode.to_string(), "back:ordered");
+        let config: Mode = "back:ordered,destage=async,grain=flush".parse().unwrap();
+        assert_eq!(config, Mode::default());
+        assert_eq!(config.to_string(), "back:ordered");
     }
 
     #[test]
     fn what_cannot_be_meant_is_refused_with_what_can() {
         for (text, words) in [
             ("hdd-ssd", &["hdd-ssd", "back:ordered"][..]),
-            ("back:", &["no order", "any or ordered"]),
-            ("back:journaled", &["'journaled'", "any or ordered"]),
+            ("back:", &["no order", "any, ordered or journaled"]),
+            ("back:journal", &["'journal'", "any, ordered or journaled"]),
+            ("back:journaled,grain=flush", &["grain=", "'ordered' alone"]),
+            ("back:Ordered", &["'Ordered'"]),
             ("back:any,grain=flush", &["grain=", "'ordered' alone"]),
             ("back:ordered,grain=line", &["grain='line'", "flush or completion"]),
             ("back:ordered,destage=later", &["destage='later'", "periodic:SECONDS"]),
+            ("back:ordered,destage=periodic", &["destage='periodic'", "periodic:SECONDS"]),
             ("back:any,destage=periodic:0", &["periodic:0", "between 1 and 86400"]),
             ("back:any,destage=periodic:1.5", &["periodic:1.5", "whole seconds"]),
+            ("back:any,destage=periodic:86401", &["between 1 and 86400"]),
             ("back:ordered,cut=marks", &["'cut=marks'", "grain= and destage="]),
+            ("back:ordered,", &["''", "grain= and destage="]),
             ("back:ordered,grain=flush,grain=flush", &["grain= is said twice"]),
         ] {
             let why = text.parse::<Mode>().unwrap_err().to_string();
