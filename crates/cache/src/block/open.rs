@@ -11,6 +11,7 @@
 //! what proves that. A store that cannot tell starts cold, unless the operator vouches for it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
@@ -361,21 +362,17 @@ fn write_head(
     // First no superblock, then an empty write-intent map, then the superblock: a format that is cut short leaves none.
     let zeros = vec![0u8; 1 << 20];
     let head = layout.intents_at() + layout.intent_pages() * PAGE_SIZE as u64;
-    let mut at = 0;
-    while at < head {
-        let n = (head - at).min(zeros.len() as u64) as usize;
-        device.write_at(at, &zeros[..n])?;
-        at += n as u64;
-    }
+    fill_zeros(device, 0..head, &zeros)?;
     device.sync()?;
     // The log is written once: on room that was only set aside each flush of it would be one of the file system's journal too.
-    if let Some(area) = &area {
-        let mut at = area.at;
-        while at < area.end() {
-            let n = (area.end() - at).min(zeros.len() as u64) as usize;
-            device.write_at(at, &zeros[..n])?;
-            at += n as u64;
+    if let Some(area) = &area
+        && let Err(error) = fill_zeros(device, area.at..area.end(), &zeros)
+    {
+        if device.was_created() {
+            // There is no room for it, and no superblock: nothing is left behind.
+            let _ = std::fs::remove_file(device.name().as_ref());
         }
+        return Err(error.into());
     }
     let generation = rng.next_u64() >> 16;
     let mut sb = BlockSuperblock::format(uuid, rng.next_u64(), generation, layout, now);
@@ -385,6 +382,16 @@ fn write_head(
     device.write_at((sb.copy() * COPY_BYTES) as u64, &sb.encode())?;
     device.sync()?;
     Ok(layout)
+}
+
+fn fill_zeros(device: &FlashDevice, of: Range<u64>, zeros: &[u8]) -> Result<(), DeviceError> {
+    let mut at = of.start;
+    while at < of.end {
+        let n = (of.end - at).min(zeros.len() as u64) as usize;
+        device.write_at(at, &zeros[..n])?;
+        at += n as u64;
+    }
+    Ok(())
 }
 
 /// Bytes of DRAM that the map of a device of this layout takes at most, but for what replacement policies add.

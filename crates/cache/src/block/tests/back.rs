@@ -361,3 +361,16 @@ fn an_explanation_says_what_of_a_line_is_dirty_and_since_when() {
     assert!(cache.core().destage("disk", &mut |_| true).unwrap());
     assert_eq!(dirty(5000), crate::block::DirtyOf::default());
 }
+
+#[test]
+fn a_write_log_that_cannot_be_leaves_no_file_behind() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("cache");
+    let config = FormatConfig {
+        write_log: Some(ByteSize(10 << 20)),
+        ..format_config(&dir, SHAPE, 64 << 20)
+    };
+    let why = open::format(&config, [3; 32], UnixSecs(1)).unwrap_err().to_string();
+    assert!(why.contains("too few"), "{why}");
+    assert!(!path.exists());
+}
