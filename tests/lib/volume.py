@@ -19,6 +19,15 @@ def content(sector, write):
     return ZEROES if write == 0 else struct.pack("<QQ", sector, write) * (SECTOR // 16)
 
 
+def pieces(found):
+    """A sector that is no write's, as runs of one write each: from which byte, whose sector, which write."""
+    runs = []
+    for at, (name, number) in enumerate(struct.iter_unpack("<QQ", found)):
+        if not runs or runs[-1][1:] != (name, number):
+            runs.append((at * 16, name, number))
+    return ", ".join(f"from byte {at} sector {name} of write {number}" for at, name, number in runs)
+
+
 class Write:
     """A change: when it began and when it was over (None: not known yet, so that it may be there or not)."""
 
@@ -120,7 +129,7 @@ class Model:
                         raise Wrong(f"{where}: sector {sector} is zeroes, which were replaced by {maybe} before")
                     continue
                 if found != content(name, number) or not 0 < number < self.next:
-                    raise Wrong(f"{where}: sector {sector} is mixed or damaged: {found[:32].hex()}")
+                    raise Wrong(f"{where}: sector {sector} is mixed or damaged: {pieces(found)}, where writes {maybe} may be")
                 if name != sector:
                     raise Wrong(f"{where}: sector {sector} has the bytes of sector {name}")
                 if number not in maybe:
