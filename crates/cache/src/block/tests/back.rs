@@ -54,6 +54,30 @@ fn what_is_written_back_is_read_at_once_and_comes_to_the_store_when_it_is_wanted
     assert!(disk.read(0, 16384).wait().unwrap()[..] == wanted[..]);
 }
 
+/// A line that is only written is not worth a place; one that was read while it was dirty is asked for again, and lies on flash already.
+#[test]
+fn lines_that_were_read_while_dirty_are_cached_when_the_store_has_them() {
+    let dir = TempDir::new().unwrap();
+    let builder = builder(dir.path(), Some(ordered(Pace::AtBound)));
+    let cache = builder.admission("all").open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 1 << 16]).wait().unwrap();
+    disk.write(1 << 20, [2; 1 << 16]).wait().unwrap();
+    assert!(disk.read(1 << 20, 1 << 16).wait().unwrap().iter().all(|&b| b == 2));
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    let hits = |at: u64, byte: u8| {
+        let before = cache.stats().engine.read_hits;
+        assert!(disk.read(at, 1 << 16).wait().unwrap().iter().all(|&b| b == byte));
+        cache.stats().engine.read_hits - before
+    };
+    assert_eq!(hits(0, 1), 0, "nobody had read it");
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while hits(1 << 20, 2) == 0 {
+        assert!(std::time::Instant::now() < end, "what was read while it was dirty is not cached");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn dirty_data_is_there_after_a_stop_and_until_its_cache_is_given_up() {
     let dir = TempDir::new().unwrap();

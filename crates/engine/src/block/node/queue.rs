@@ -461,7 +461,9 @@ impl<H: Host> Queue<H> {
         };
         let mut of_ahead = Verdict::Reject;
         match kind {
-            PartKind::Write if op.destages.is_some() => verdicts.resize(parts.len(), advice),
+            PartKind::Write if op.destages.is_some() && advice == Verdict::Reject => {
+                verdicts.resize(parts.len(), advice);
+            }
             PartKind::Read | PartKind::Write => {
                 let mut kinds = std::mem::take(&mut self.kinds);
                 let said = (&mut kinds, &mut verdicts);

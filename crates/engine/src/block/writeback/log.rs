@@ -20,7 +20,7 @@ mod batches;
 mod destage;
 mod parking;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use larder_base::Nanos;
@@ -248,6 +248,8 @@ struct Attached {
     generation: u64,
     log: VolumeLog,
     overlay: Overlay,
+    /// Records of which clients have read something: their lines may be worth a place when the store has them.
+    read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
     sums: VecDeque<Sums>,
     /// Of those that are not answered, likewise.
@@ -404,6 +406,7 @@ impl<B: Clone> WriteLog<B> {
             parked: VecDeque::new(),
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
+            read: BTreeSet::new(),
             sums: VecDeque::new(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
@@ -491,6 +494,9 @@ impl<B: Clone> WriteLog<B> {
         });
         while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
             volume.since.pop_front();
+        }
+        while volume.read.first().is_some_and(|&sequence| sequence <= position) {
+            volume.read.pop_first();
         }
         bytes
     }
@@ -611,23 +617,31 @@ impl<B: Clone> WriteLog<B> {
         self.flushes.push(flush);
     }
 
-    /// Where the bytes of a range lie. Batches that have some are pinned.
+    /// Where the bytes of a range lie, for a client that reads them. Batches that have some are pinned.
     pub fn look(&mut self, attachment: u32, range: Range<u64>, mut each: impl FnMut(Found)) {
-        let Some(volume) = self.volumes.get(&attachment) else {
+        let Some(volume) = self.volumes.get_mut(&attachment) else {
             return each(Found::Clean(range.start, range.end - range.start));
         };
         let (segments, config) = (&mut self.segments, &self.config);
+        let mut read = std::mem::take(&mut volume.read);
         volume.overlay.look(range, |stretch| match stretch {
             Stretch::Clean(at, len) => each(Found::Clean(at, len)),
             Stretch::Dirty(dirty) => match (dirty.holds, volume.piece(config, &dirty)) {
                 (Holds::Bytes(_), Some(piece)) => {
                     pin(segments, piece.pin);
+                    read.insert(dirty.sequence);
                     each(Found::Logged(piece));
                 }
                 (Holds::Zeros | Holds::Trimmed, _) => each(Found::Zeros(dirty.at, dirty.len)),
                 _ => each(Found::Unreadable(dirty.at, dirty.len)),
             },
         });
+        volume.read = read;
+    }
+
+    /// Whether a client has read something of a record since it was logged.
+    pub fn was_read(&self, attachment: u32, sequence: u64) -> bool {
+        self.volumes.get(&attachment).is_some_and(|volume| volume.read.contains(&sequence))
     }
 
     /// A batch that [`WriteLog::look`] has pinned has been read.

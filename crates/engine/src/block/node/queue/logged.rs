@@ -443,7 +443,11 @@ impl<H: Host> Queue<H> {
         // Without its file system's word for it a store need not give up what is trimmed; zeros may be holes.
         op.may_punch = kind == PartKind::Zero;
         op.destages = Some(Destages::Stretch(attachment));
-        self.begin(node, now, fx, op, Verdict::Reject);
+        // Lines that are cached stay cached; of others those are worth a place, if admission thinks so, that were read meanwhile.
+        let read = kind == PartKind::Write
+            && node.log(|log| log.was_read(attachment, dirty.sequence)).unwrap_or_default();
+        let advice = if read { Verdict::Admit } else { Verdict::Reject };
+        self.begin(node, now, fx, op, advice);
     }
 
     fn destage_flush<N: Node<H>>(
