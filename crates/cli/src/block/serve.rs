@@ -365,6 +365,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     disks.stop();
     devices.stop();
     server.stop();
+    tell::dirty(&cache);
     tell::counters(&control);
     drop(page);
     drop(control);

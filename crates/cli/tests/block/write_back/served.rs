@@ -104,6 +104,17 @@ fn what_was_answered_is_there_after_a_kill_and_in_the_store_after_a_flush() {
 
 /// The volume is detached in good order, and written through from now on: its marker is clean, and nothing is missing.
 #[track_caller]
+#[test]
+fn a_stop_says_what_it_leaves_dirty() {
+    let dir = prepare();
+    let dir = dir.path();
+    let mut daemon = Daemon::start(dir, &["--write", HELD]);
+    write_all(dir, "disk", &vec![(1, 9), (7, 9)]);
+    daemon.signal(rustix::process::Signal::TERM);
+    let line = daemon.wait_for("not to its store");
+    has(&line, &["volume 'disk': 8 KiB", "larder block detach disk"]);
+}
+
 fn goes_through(dir: &Path, daemon: Daemon, all: &Blocks) {
     let (code, _, error) = ask(dir, &["detach", "disk", "--disconnect"]);
     assert_eq!(code, 0, "{error}");
