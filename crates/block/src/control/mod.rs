@@ -326,13 +326,16 @@ impl Control {
         timeout: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
-        let leaves = self.leaves(name);
-        if let Some(leaves) = leaves.as_ref().filter(|_| disconnect) {
-            // Another detach of it may wait for them.
-            leaves.close_clients();
-        }
+        // (Not kept while this waits: another detach waits until nobody has the store any more.)
+        let was_leaving = self.leaves(name).is_some_and(|leaves| {
+            if disconnect {
+                // Another detach of it may wait for them.
+                leaves.close_clients();
+            }
+            true
+        });
         let _one = self.take(name, go_on)?;
-        if leaves.is_some() && self.cache.volume(name).is_none() {
+        if was_leaving && self.cache.volume(name).is_none() {
             return Err(refused(format!(
                 "volume '{name}' was detached meanwhile, by another command"
             )));
