@@ -54,6 +54,23 @@ fn what_is_written_back_is_read_at_once_and_comes_to_the_store_when_it_is_wanted
     assert!(disk.read(0, 16384).wait().unwrap()[..] == wanted[..]);
 }
 
+#[test]
+fn dirty_data_is_data_and_dirty_zeros_are_no_hole() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    for at in 0..4 {
+        disk.write(65536 + at * 4096, [1; 4096]).wait().unwrap();
+    }
+    disk.zero(65536 + 16384, 4096).wait().unwrap();
+    let extents = disk.status(0, 1 << 20).wait().unwrap();
+    let said: Vec<_> = extents.iter().map(|e| (e.len, e.hole, e.zero)).collect();
+    let rest = (1 << 20) - 65536 - 5 * 4096;
+    let wanted =
+        [(65536, true, true), (16384, false, false), (4096, false, true), (rest, true, true)];
+    assert_eq!(said, wanted);
+}
+
 /// A line that is only written is not worth a place; one that was read while it was dirty is asked for again, and lies on flash already.
 #[test]
 fn lines_that_were_read_while_dirty_are_cached_when_the_store_has_them() {
