@@ -18,6 +18,8 @@
 
 mod batches;
 mod destage;
+mod footers;
+mod memory;
 mod parking;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,7 +27,7 @@ use std::ops::Range;
 
 use larder_base::Nanos;
 use larder_format::Uuid;
-use larder_format::block::write_log::SegmentGeometry;
+use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
@@ -67,6 +69,8 @@ pub struct Config {
     pub segments: u32,
     /// Batches under way at a time.
     pub depth: u32,
+    /// Bytes that are on their way from here to stores and journals, of all volumes together, at most.
+    pub memory: u64,
     /// Nanoseconds since the Unix epoch at the time 0 of its caller.
     pub wall: u64,
 }
@@ -79,8 +83,13 @@ impl Config {
 
     /// What its segments are built from.
     fn segments(&self) -> segments::Config {
-        let room = self.geometry.bytes() - self.geometry.sector();
-        segments::Config { segments: self.segments, room, reserve: self.reserve(0) }
+        let sector = self.geometry.sector();
+        segments::Config {
+            segments: self.segments,
+            room: self.geometry.bytes() - sector,
+            footer: (footer::END_BYTES as u32, sector),
+            reserve: self.reserve(0),
+        }
     }
 }
 
@@ -262,6 +271,8 @@ struct Attached {
     /// What it may hold of the log, where that is stated.
     stated: Option<u64>,
     destager: Destager,
+    /// Memory of the epoch that is on its way to the journal.
+    epoch_memory: u64,
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
     stored: u64,
@@ -312,6 +323,9 @@ pub struct WriteLog<B> {
     /// How often reads for a copy have failed, and when they are tried again.
     park_failures: u32,
     park_after: Nanos,
+    /// What becomes of segments that are full.
+    footers: footers::Footers<B>,
+    memory: memory::Memory,
     flushes: Vec<Flushing>,
     /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
@@ -344,7 +358,12 @@ impl<B: Clone> WriteLog<B> {
         let last = (generation, found.chain.next.saturating_sub(1));
         let mut segments = Segments::found(config.segments(), &found.live, &found.parked, last);
         segments.doubt();
-        WriteLog { start: Start::Found, ..WriteLog::with(config, segments, found.chain.before) }
+        let footers = footers::Footers::found(found, scan);
+        WriteLog {
+            start: Start::Found,
+            footers,
+            ..WriteLog::with(config, segments, found.chain.before)
+        }
     }
 
     fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
@@ -361,6 +380,8 @@ impl<B: Clone> WriteLog<B> {
             parks_written: 0,
             park_failures: 0,
             park_after: Nanos::ZERO,
+            footers: footers::Footers::default(),
+            memory: memory::Memory::new(config.memory),
             flushes: Vec::new(),
             flushing: None,
             flush_wanted: false,
@@ -413,6 +434,7 @@ impl<B: Clone> WriteLog<B> {
             throttle: Throttle::new(0, now),
             stated: bound,
             destager: Destager::new(destage, epoch),
+            epoch_memory: 0,
             pace: destage.pace,
             stored: frontier,
             noting: None,
@@ -533,6 +555,8 @@ impl<B: Clone> WriteLog<B> {
     /// A volume writes back no more. What it still holds is void.
     pub fn detach(&mut self, attachment: u32) {
         let Some(mut volume) = self.volumes.remove(&attachment) else { return };
+        self.memory.give(attachment, volume.epoch_memory).for_each(drop);
+        self.memory.leave(attachment);
         let segments = &mut self.segments;
         let last = volume.log.last();
         let parked = &mut volume.parked;
@@ -545,6 +569,7 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
+        self.footers.forget(attachment);
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
         self.divide();
@@ -660,6 +685,9 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch was written, or not.
     pub fn written(&mut self, now: Nanos, number: u64, done: bool, asks: &mut Asks<B>) {
+        if footers::is_footer(number) {
+            return self.footer_written(now, number, done, asks);
+        }
         let Some((write, tries)) = self.writing.remove(&number) else { return };
         if !done {
             if tries + 1 < TRIES {
@@ -745,6 +773,7 @@ impl<B: Clone> WriteLog<B> {
         let early = self.fault.is(Planted::FlushBegunBefore);
         self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
+        self.seal(asks);
         let durable = self.segments.durable();
         match self.start {
             Start::Flushed => self.start = Start::Wanted,

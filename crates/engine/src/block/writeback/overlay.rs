@@ -45,6 +45,16 @@ pub struct Dirty {
     pub holds: Holds,
 }
 
+impl Dirty {
+    /// Memory that it takes on its way to a store: its bytes, in whole pieces of the log.
+    pub fn memory(&self) -> u64 {
+        match self.holds {
+            Holds::Bytes(_) => self.len.next_multiple_of(4096) + 4096,
+            Holds::Zeros | Holds::Trimmed | Holds::Unreadable => 0,
+        }
+    }
+}
+
 /// A stretch of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stretch {

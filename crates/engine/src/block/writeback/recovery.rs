@@ -13,7 +13,7 @@ use larder_format::block::write_log::chain::{self, Reading};
 use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record};
 
 use super::planted::{Fault, Planted};
-use super::segments::{Found, Parked};
+use super::segments::{Found, Parked, Size};
 
 /// A record of a batch that verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Scanned {
     pub segment: u32,
     /// Where it ends in the segment, bytes of batches.
     pub end: u32,
+    /// Bytes that the segment's footer has, or will have, of it.
+    pub footer: u32,
     /// Its records, but for a FRONTIER.
     pub entries: Vec<Entry>,
     /// The FRONTIER that it begins with, if that verifies.
@@ -178,12 +180,15 @@ fn live(counts: &[&Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Found> {
     for batch in counts {
         let generation = batch.link.generation;
         match live.last_mut() {
-            Some(found) if found.generation == generation => found.used = batch.end,
+            Some(found) if found.generation == generation => {
+                let footer = found.used.footer.saturating_add(batch.footer);
+                found.used = Size { bytes: batch.end, footer };
+            }
             _ => live.push(Found {
                 segment: batch.segment,
                 generation,
                 first: batch.link.number,
-                used: batch.end,
+                used: Size { bytes: batch.end, footer: batch.footer },
                 records: 0,
             }),
         }
@@ -204,10 +209,11 @@ fn parked(scanned: &[Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Parked> {
     for batch in scanned.iter().filter(|batch| batch.parked != 0) {
         let (segment, generation, attachment) =
             (batch.segment, batch.link.generation, batch.parked);
-        let none = Parked { segment, generation, attachment, batches: 0, used: 0, records: 0 };
+        let used = Size::default();
+        let none = Parked { segment, generation, attachment, batches: 0, used, records: 0 };
         let parked = all.entry(generation).or_insert(none);
         parked.batches = parked.batches.max(batch.link.number);
-        parked.used = parked.used.max(batch.end);
+        parked.used.bytes = parked.used.bytes.max(batch.end);
     }
     for dirty in volumes.values().flat_map(|volume| &volume.records) {
         if let Some(parked) = dirty.parked.and_then(|generation| all.get_mut(&generation)) {

@@ -44,7 +44,8 @@ pub use reader::{ReadAt, ReadFailed};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// The batches that may count. The highest number known durable that anything in the main chain says is in one of their links,
-    /// though its batch may have said less. Those of a sealed segment end where the segment does: nothing is to be appended.
+    /// though its batch may have said less. Those of a segment that has a footer, though that may not verify, end where the segment does:
+    /// nothing is to be appended.
     pub batches: Vec<Scanned>,
     /// The highest generation that a segment has, also where no batch of it is left: later ones are higher.
     pub generation: u64,
@@ -52,6 +53,9 @@ pub struct Scan {
     pub unreadable: Vec<Range<u64>>,
     /// Segments whose header is damaged, or cannot be read, ascending.
     pub damaged: Vec<u32>,
+    /// Of the newest segments of the main chain that have no footer, what it would say of the batches that are there: generation, and batches. Which of
+    /// them count is not said.
+    pub open: Vec<(u64, Vec<Batch>)>,
     sums: Vec<u32>,
 }
 
@@ -90,6 +94,9 @@ struct Segment {
     /// The attachment number that it is parked for; 0 in the main chain.
     parked: u32,
 }
+
+/// Of so many segments without a footer what it would say is kept: of those that a crash has left. Older ones have none for another reason.
+const OPEN: usize = 4;
 
 /// Where the table of a FRONTIER lies in the area, and its checksums.
 type Table = (Range<u64>, Vec<u32>);
@@ -207,22 +214,36 @@ impl Scanner<'_> {
         if parked == 0 && generation < self.free {
             return;
         }
-        let footer = self.footer(number, generation).ok().filter(|f| f.parked == parked);
+        let footer = self.footer(number, generation);
+        let end = self.area.geometry.bytes() - self.sector();
+        // There is one, or there may be, and a later start may read it: what is appended now would not be in it.
+        let at = self.area.segment_at(number);
+        let doubtful = !matches!(footer, Err(PartError::Absent | PartError::Generation { .. }))
+            || self.reader.is_unreadable(at + u64::from(end)..at + u64::from(end + self.sector()));
+        let footer = footer.ok().filter(|f| f.parked == parked);
         let is_sealed = footer.is_some();
         let mut batches: Vec<FoundBatch> = match footer {
             Some(footer) => {
                 let known = footer.known;
                 let of = footer.batches.iter().map(|batch| self.found_batch(number, batch));
                 let mut batches: Vec<FoundBatch> = of.collect();
-                let end = self.area.geometry.bytes() - self.sector();
-                batches.iter_mut().for_each(|batch| batch.scanned.end = end);
                 if let Some(last) = batches.last_mut() {
                     last.scanned.link.known = last.scanned.link.known.max(known);
                 }
                 batches
             }
-            None => self.walk(segment),
+            None => {
+                let batches = self.walk(segment);
+                let found = batches.iter().map(|batch| self.found_batch(number, batch)).collect();
+                if parked == 0 && !doubtful && self.found.open.len() < OPEN {
+                    self.found.open.push((generation, batches));
+                }
+                found
+            }
         };
+        if doubtful {
+            batches.iter_mut().for_each(|batch| batch.scanned.end = end);
+        }
         if parked != 0 {
             self.parked(batches, generation);
             return;
@@ -251,15 +272,15 @@ impl Scanner<'_> {
     }
 
     /// The batches of a segment without a footer, as their headers say.
-    fn walk(&mut self, segment: &Segment) -> Vec<FoundBatch> {
+    fn walk(&mut self, segment: &Segment) -> Vec<Batch> {
         let (sector, all) = (self.sector(), self.area.geometry.bytes());
         let mut batches = Vec::new();
         let mut at = sector;
         while at < all {
             match self.batch(segment.number, segment.generation, at) {
                 Ok(batch) if batch.head.parked == segment.parked => {
-                    batches.push(self.found_batch(segment.number, &batch));
                     at = at.saturating_add(batch.bytes(sector));
+                    batches.push(batch);
                 }
                 _ => at = at.saturating_add(sector),
             }
@@ -291,6 +312,7 @@ impl Scanner<'_> {
             parked: head.parked,
             segment,
             end: head.at + shape.bytes(self.sector()) - self.sector(),
+            footer: footer::of_batch(shape),
             entries,
             frontier: None,
         };

@@ -6,12 +6,13 @@ use larder_base::Nanos;
 use larder_format::block::write_log::batch::{Head, encode_header_of};
 use larder_format::block::write_log::{
     BLOCK, Flags, Frontier, Kind as RecordKind, Record, SegmentHeader, Shape, VolumeFrontier,
-    pieces,
+    footer, pieces,
 };
 
-use super::super::segments::{Placed, Purpose};
+use super::super::segments::{Placed, Purpose, Size};
 use super::super::volume_log::{Kind, Logged, VolumeLog};
-use super::{Append, Asks, Attached, Pending, Start, WriteLog};
+use super::footers::Writing;
+use super::{Append, Asks, Attached, Config, Pending, Start, WriteLog};
 
 /// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
 #[derive(Clone, Debug)]
@@ -33,6 +34,13 @@ pub struct ToWrite<B> {
 pub(super) fn room(payload: u64) -> u32 {
     let header = 64 + pieces::count(payload) * 4;
     (payload.next_multiple_of(BLOCK as u64) + header).max(4096) as u32
+}
+
+impl Config {
+    /// How large a batch of this shape is.
+    pub(super) fn size(&self, shape: Shape) -> Size {
+        Size { bytes: shape.bytes(self.geometry.sector()), footer: footer::of_batch(shape) }
+    }
 }
 
 impl<B> Append<B> {
@@ -81,8 +89,7 @@ impl<B: Clone> WriteLog<B> {
         }
         let table = Record::frontier(self.frontier().bytes());
         let Some(mut with) = Shape::default().with(&table) else { return false };
-        let sector = self.config.geometry.sector();
-        let most = self.config.segments().room;
+        let segment = self.config.segments();
         let (mut records, mut chosen) = (Vec::new(), Vec::new());
         let mut planned: BTreeMap<u32, u64> = BTreeMap::new();
         for (at, append) in self.waiting.iter().enumerate() {
@@ -97,7 +104,7 @@ impl<B: Clone> WriteLog<B> {
                 continue;
             }
             // No more than a batch may have, and a segment.
-            let shape = with.with(&record).filter(|shape| shape.bytes(sector) <= most);
+            let shape = with.with(&record).filter(|&shape| segment.fits(self.config.size(shape)));
             let Some(shape) = shape else { break };
             *more += u64::from(room(record.payload_bytes()));
             with = shape;
@@ -108,7 +115,7 @@ impl<B: Clone> WriteLog<B> {
         let tells = self.tells();
         let bytes = if tells { with } else { alone };
         let count = records.len() as u32;
-        let place = (bytes.bytes(sector), with.bytes(sector));
+        let place = (self.config.size(bytes), self.config.size(with));
         let placed = self.segments.place(Purpose::Clients, place.0, place.1, count);
         self.full |= placed.is_none();
         let Some(placed) = placed else { return false };
@@ -177,9 +184,9 @@ impl<B: Clone> WriteLog<B> {
         }
         let table = Record::frontier(self.frontier().bytes());
         let Some(shape) = Shape::default().with(&table) else { return false };
-        let bytes = shape.bytes(self.config.geometry.sector());
+        let size = self.config.size(shape);
         let purpose = if first || self.releases() { Purpose::Release } else { Purpose::Frontier };
-        let placed = self.segments.place(purpose, bytes, bytes, 0);
+        let placed = self.segments.place(purpose, size, size, 0);
         self.full |= placed.is_none();
         let Some(placed) = placed else { return false };
         if first {
@@ -293,6 +300,8 @@ impl<B: Clone> WriteLog<B> {
             sums,
         );
         self.before = batch.hash;
+        let Placed { segment, generation, .. } = *placed;
+        self.footers.add(Writing { segment, generation, parked: 0 }, batch);
         let behind = head.len() as u32;
         payload.iter_mut().for_each(|(from, _)| *from += behind);
         head.extend(table.into_iter().flatten());
@@ -300,5 +309,6 @@ impl<B: Clone> WriteLog<B> {
         let write = ToWrite { number: placed.number, at, len, head, payload };
         self.writing.insert(placed.number, (write.clone(), 0));
         asks.writes.push(write);
+        self.seal(asks);
     }
 }

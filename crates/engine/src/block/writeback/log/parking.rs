@@ -13,7 +13,9 @@ use larder_format::block::write_log::{
 
 use super::super::overlay::Dirty;
 use super::super::planted::Planted;
+use super::super::segments::Placed;
 use super::super::volume_log::{Kind, Logged};
+use super::footers::Writing;
 use super::{Asks, Piece, Sums, ToWrite, WriteLog, pin, unpin};
 
 /// Numbers of parked batches have this bit, where one is told from a batch of the chain.
@@ -187,7 +189,8 @@ impl<B: Clone> WriteLog<B> {
         let shape = Shape::of(&records).filter(|_| !records.is_empty())?;
         let geometry = self.config.geometry;
         let sector = geometry.sector();
-        let placed = self.segments.park(attachment, shape.bytes(sector), records.len() as u32)?;
+        let size = self.config.size(shape);
+        let placed = self.segments.park(attachment, size, records.len() as u32)?;
         let mut head = Vec::new();
         let mut at = self.first(&placed);
         let time = self.config.wall + now.0;
@@ -225,6 +228,8 @@ impl<B: Clone> WriteLog<B> {
             sums,
         );
         self.parked_before.insert(placed.generation, batch.hash);
+        let Placed { segment, generation, .. } = placed;
+        self.footers.add(Writing { segment, generation, parked: attachment }, batch);
         let first = self.first(&placed) + u64::from(shape.header_bytes()) - self.config.at;
         let behind = head.len() as u32;
         payload.iter_mut().for_each(|(from, _)| *from += behind);
