@@ -21,6 +21,7 @@ mod destage;
 mod footers;
 mod memory;
 mod parking;
+mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -32,6 +33,8 @@ use larder_format::block::write_log::{SegmentGeometry, footer};
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
 pub use parking::Parks;
+use sums::AllSums;
+pub use sums::Sums;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
@@ -112,33 +115,6 @@ pub struct Attach {
     pub epoch: u64,
     /// Number of its marker that was last known durable.
     pub marker: u64,
-}
-
-/// The checksums of a record's payload: one for each 4 KiB.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sums {
-    /// Of a payload of up to 4 KiB, which most are.
-    One(u32),
-    /// Of others; none without payload.
-    Many(Box<[u32]>),
-}
-
-impl Sums {
-    /// These.
-    pub fn new(sums: &[u32]) -> Sums {
-        match sums {
-            [one] => Sums::One(*one),
-            many => Sums::Many(many.into()),
-        }
-    }
-
-    /// As they are.
-    pub fn as_slice(&self) -> &[u32] {
-        match self {
-            Sums::One(one) => std::slice::from_ref(one),
-            Sums::Many(many) => many,
-        }
-    }
 }
 
 /// A part of a client's write, zeroing or trim.
@@ -260,12 +236,12 @@ struct Attached {
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
     read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
-    sums: VecDeque<Sums>,
+    sums: AllSums,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
     parked: VecDeque<(u64, u64)>,
-    /// When the first record of each batch that has one was logged, and its sequence.
+    /// When records were logged: each from this sequence on, to the next.
     since: VecDeque<(u64, Nanos)>,
     throttle: Throttle,
     /// What it may hold of the log, where that is stated.
@@ -428,7 +404,7 @@ impl<B: Clone> WriteLog<B> {
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
             read: BTreeSet::new(),
-            sums: VecDeque::new(),
+            sums: AllSums::default(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
             throttle: Throttle::new(0, now),
@@ -462,6 +438,9 @@ impl<B: Clone> WriteLog<B> {
         scan: &Scan,
     ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        volume.log.reserve(found.records.len());
+        volume.sums.reserve(found.records.len());
+        let mut shown = Vec::with_capacity(found.records.len());
         for dirty in &found.records {
             let record = &dirty.entry.record;
             if record.sequence <= volume.log.frontier() {
@@ -482,17 +461,19 @@ impl<B: Clone> WriteLog<B> {
                 kind,
                 batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
                 place: dirty.entry.place,
-                room: batches::room(record.payload_bytes()),
             };
-            volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::new(scan.sums(&dirty.entry)));
-            volume.since.push_back((record.sequence, now));
+            let sequence = volume.log.recover_unshown(logged, record.dependency);
+            let sums = (kind == Kind::Write).then(|| Sums::new(scan.sums(&dirty.entry)));
+            volume.sums.push(sequence, sums);
+            volume.logged_at(sequence, now);
             volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
-            if !dirty.entry.readable {
-                let range = record.offset..record.offset + record.length;
-                volume.overlay.moves(range, record.sequence, None);
-            }
+            let holds = match logged.holds() {
+                Holds::Bytes(_) if !dirty.entry.readable => Holds::Unreadable,
+                holds => holds,
+            };
+            shown.push((logged.at..logged.at + logged.len, sequence, holds));
         }
+        volume.overlay = Overlay::build(shown);
         if self.start == Start::Started {
             volume.log.recovered();
         }
@@ -504,8 +485,8 @@ impl<B: Clone> WriteLog<B> {
         let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
         let parked = &mut volume.parked;
         volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
-            bytes += u64::from(logged.room);
-            sums.pop_front();
+            bytes += u64::from(logged.room());
+            sums.pop(sequence);
             match parked.front().filter(|(of, _)| *of == sequence) {
                 Some(&(_, generation)) => {
                     parked.pop_front();
@@ -514,11 +495,14 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
-        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
+        while volume.since.get(1).is_some_and(|&(sequence, _)| sequence <= position + 1) {
             volume.since.pop_front();
         }
         while volume.read.first().is_some_and(|&sequence| sequence <= position) {
             volume.read.pop_first();
+        }
+        if volume.log.is_clean() {
+            volume.since.clear();
         }
         bytes
     }
@@ -718,7 +702,7 @@ impl<B: Clone> WriteLog<B> {
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                let due = volume.due(now, u64::from(logged.room));
+                let due = volume.due(now, u64::from(logged.room()));
                 if due.is_none_or(|due| due > now) {
                     // What is at the bound is not destaged before it is durable: that is not left to the clock.
                     self.flush_wanted |= due.is_none() && volume.destager.is_idle();
@@ -819,7 +803,7 @@ impl<B: Clone> WriteLog<B> {
             let answer = volume
                 .log
                 .answerable(written)
-                .and_then(|logged| volume.due(now, u64::from(logged.room)));
+                .and_then(|logged| volume.due(now, u64::from(logged.room())));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };
         let park = (self.full && self.park_after > now).then_some(self.park_after);
@@ -849,6 +833,13 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
+    /// The record of this sequence, the last of all, was logged now.
+    fn logged_at(&mut self, sequence: u64, now: Nanos) {
+        if self.since.back().is_none_or(|&(_, since)| since != now) {
+            self.since.push_back((sequence, now));
+        }
+    }
+
     /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
     fn may_begin(&self, durable: u64) -> bool {
         let first = self.log.frontier() + 1;
@@ -877,7 +868,7 @@ impl Attached {
             return None;
         }
         let logged = self.log.record(dirty.sequence)?;
-        let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
+        let sums = self.sums.get(dirty.sequence, self.log.frontier())?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
         let (first, end) =

@@ -29,13 +29,6 @@ pub struct ToWrite<B> {
     pub payload: Vec<(u32, B)>,
 }
 
-/// Bytes of the log that a record holds: its payload in whole blocks and what a header has of it, at least 4 KiB, which bounds the memory
-/// for small ones too.
-pub(super) fn room(payload: u64) -> u32 {
-    let header = 64 + pieces::count(payload) * 4;
-    (payload.next_multiple_of(BLOCK as u64) + header).max(4096) as u32
-}
-
 impl Config {
     /// How large a batch of this shape is.
     pub(super) fn size(&self, shape: Shape) -> Size {
@@ -44,6 +37,10 @@ impl Config {
 }
 
 impl<B> Append<B> {
+    fn logged(&self, batch: u64, place: u64) -> Logged {
+        Logged { at: self.at, len: self.len, kind: self.kind, batch, place }
+    }
+
     fn record(&self, generation: u64) -> Record {
         let kind = match self.kind {
             Kind::Write => RecordKind::Write,
@@ -106,7 +103,7 @@ impl<B: Clone> WriteLog<B> {
             // No more than a batch may have, and a segment.
             let shape = with.with(&record).filter(|&shape| segment.fits(self.config.size(shape)));
             let Some(shape) = shape else { break };
-            *more += u64::from(room(record.payload_bytes()));
+            *more += u64::from(append.logged(0, 0).room());
             with = shape;
             records.push(record);
             chosen.push(at);
@@ -135,19 +132,13 @@ impl<B: Clone> WriteLog<B> {
             let Some(volume) = self.volumes.get_mut(&append.attachment) else { continue };
             let bytes = record.payload_bytes();
             let from = if bytes == 0 { end } else { end.next_multiple_of(BLOCK as u64) };
-            let logged = Logged {
-                at: append.at,
-                len: append.len,
-                kind: append.kind,
-                batch: placed.number,
-                place: first + from - self.config.at,
-                room: room(bytes),
-            };
+            let logged = append.logged(placed.number, first + from - self.config.at);
             (record.sequence, record.dependency) = volume.log.assign(logged, &mut volume.overlay);
-            volume.since.push_back((record.sequence, now));
+            volume.logged_at(record.sequence, now);
             volume.pending.push_back(Pending { op: append.op, fua: append.fua });
             sums.extend_from_slice(append.sums.as_slice());
-            volume.sums.push_back(append.sums);
+            let sums = (append.kind == Kind::Write).then_some(append.sums);
+            volume.sums.push(record.sequence, sums);
             if let Some(bytes) = append.bytes {
                 payload.push((from as u32, bytes));
             }
