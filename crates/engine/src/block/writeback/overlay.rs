@@ -79,6 +79,8 @@ struct Packed {
     place: u64,
 }
 
+const _: () = assert!(size_of::<Packed>() == 16, "memory of each dirty stretch");
+
 /// Longer stretches are kept as several.
 const LONGEST: u64 = 1 << 30;
 

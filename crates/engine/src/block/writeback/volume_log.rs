@@ -90,6 +90,8 @@ struct Record {
     batch: u32,
 }
 
+const _: () = assert!(size_of::<Record>() == 24, "memory of each dirty record");
+
 const KIND: u32 = 62;
 const NO_BATCH: u64 = 1 << 61;
 
