@@ -141,6 +141,8 @@ pub(super) struct World {
     failures: u64,
     /// While a start goes on, of each volume how much of its log it has found.
     starting: Option<Vec<u64>>,
+    /// Segments of which starts have read the footer.
+    pub(super) sealed: u64,
 }
 
 impl World {
@@ -151,8 +153,9 @@ impl World {
         let geometry = SegmentGeometry::new(segment, sector).unwrap();
         let segments = if rng.chance(0.5) { 8 } else { rng.range(9, 16) as u32 };
         let depth = rng.range(1, 4) as u32;
-        let config =
-            Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
+        let memory = if rng.chance(0.5) { 64 << 20 } else { rng.range(1, 40_000) };
+        let (cache, run, at, wall) = (CACHE, 1, AT, 1 << 60);
+        let config = Config { cache, run, at, geometry, segments, depth, memory, wall };
         let bytes = AT as usize + (segments * segment) as usize;
         let area = u64::from(segments * segment);
         let failures = [0, 0, 10, 40][rng.below(4) as usize];
@@ -183,6 +186,7 @@ impl World {
             stuck: None,
             failures,
             starting: None,
+            sealed: 0,
         };
         world.plant();
         for v in 0..world.volumes.len() {
@@ -314,7 +318,7 @@ impl World {
                     format!("v{volume}: store has {from}..{to} of {}: {done}", dirty.sequence)
                 });
                 let attachment = self.volumes[volume].attachment;
-                self.log.stored(now, attachment, outcome, &mut out, &mut asks);
+                self.log.stored(now, attachment, (dirty.memory(), outcome), &mut out, &mut asks);
                 volume
             }
             Io::FlushStore(volume) => {
@@ -376,8 +380,13 @@ impl World {
                                 }
                                 _ => false,
                             };
-                        // Reads take their time.
-                        let slow = matches!(self.ios[which], Io::Read(_)) && !self.rng.chance(0.05);
+                        // Reads take their time, and so do footers.
+                        let slow = match &self.ios[which] {
+                            Io::Read(_) => true,
+                            Io::Write { write, .. } => write.number >> 62 == 1,
+                            _ => false,
+                        };
+                        let slow = slow && !self.rng.chance(0.05);
                         if !stuck && !slow {
                             self.end(which)?;
                         }

@@ -255,8 +255,7 @@ impl World {
         let Some(mut write) = free.and_then(|i| self.waiting.remove(i)) else { return };
         let number = self.log.len() as u64 + 1;
         let (at, len) = (write.range.start, write.range.end - write.range.start);
-        let logged =
-            Logged { at, len, kind: Kind::Write, batch: number, place: number * WRITE, room: 1 };
+        let logged = Logged { at, len, kind: Kind::Write, batch: number, place: number * WRITE };
         let (sequence, dependency) = self.records.assign(logged, &mut self.overlay);
         write.dependency = dependency;
         assert_eq!(sequence, number);
@@ -479,14 +478,8 @@ impl World {
         for number in self.noted + 1..=n {
             let Write { range, dependency, .. } = &self.log[number as usize - 1];
             let (at, len) = (range.start, range.end - range.start);
-            let logged = Logged {
-                at,
-                len,
-                kind: Kind::Write,
-                batch: number,
-                place: number * WRITE,
-                room: 1,
-            };
+            let logged =
+                Logged { at, len, kind: Kind::Write, batch: number, place: number * WRITE };
             self.records.recover(logged, *dependency, &mut self.overlay);
         }
         self.records.recovered();

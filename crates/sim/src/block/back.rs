@@ -31,6 +31,7 @@ pub(super) struct Stated {
     segment: u32,
     segments: u32,
     dirty_max: Option<u64>,
+    memory: u64,
 }
 
 impl Stated {
@@ -72,7 +73,8 @@ impl Stated {
             return Err(("dirty_max", ByteSize(dirty_max.unwrap_or(0)).to_string(), must));
         }
         let (segment, segments) = (segment as u32, segments as u32);
-        Ok(Some(Stated { mode, segment, segments, dirty_max }))
+        let memory = spec.fill_memory.0;
+        Ok(Some(Stated { mode, segment, segments, dirty_max, memory }))
     }
 
     /// Bytes of the device that the log takes.
@@ -91,6 +93,7 @@ impl Stated {
             geometry,
             segments: self.segments,
             depth: defaults::LOG_DEPTH,
+            memory: self.memory,
             wall: 0,
         };
         Ok(Back {

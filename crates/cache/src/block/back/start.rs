@@ -236,6 +236,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         geometry: area.geometry,
         segments: area.segments,
         depth: defaults::LOG_DEPTH,
+        memory: core.config.fill_memory.0,
         wall: super::unix_nanos().saturating_sub(core.now().0),
     };
     let log = match asked.is_empty() && scanned.batches.is_empty() {

@@ -18,18 +18,23 @@
 
 mod batches;
 mod destage;
+mod footers;
+mod memory;
 mod parking;
+mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use larder_base::Nanos;
 use larder_format::Uuid;
-use larder_format::block::write_log::SegmentGeometry;
+use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
 pub use parking::Parks;
+use sums::AllSums;
+pub use sums::Sums;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
@@ -67,6 +72,8 @@ pub struct Config {
     pub segments: u32,
     /// Batches under way at a time.
     pub depth: u32,
+    /// Bytes that are on their way from here to stores and journals, of all volumes together, at most.
+    pub memory: u64,
     /// Nanoseconds since the Unix epoch at the time 0 of its caller.
     pub wall: u64,
 }
@@ -79,8 +86,13 @@ impl Config {
 
     /// What its segments are built from.
     fn segments(&self) -> segments::Config {
-        let room = self.geometry.bytes() - self.geometry.sector();
-        segments::Config { segments: self.segments, room, reserve: self.reserve(0) }
+        let sector = self.geometry.sector();
+        segments::Config {
+            segments: self.segments,
+            room: self.geometry.bytes() - sector,
+            footer: (footer::END_BYTES as u32, sector),
+            reserve: self.reserve(0),
+        }
     }
 }
 
@@ -103,33 +115,6 @@ pub struct Attach {
     pub epoch: u64,
     /// Number of its marker that was last known durable.
     pub marker: u64,
-}
-
-/// The checksums of a record's payload: one for each 4 KiB.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sums {
-    /// Of a payload of up to 4 KiB, which most are.
-    One(u32),
-    /// Of others; none without payload.
-    Many(Box<[u32]>),
-}
-
-impl Sums {
-    /// These.
-    pub fn new(sums: &[u32]) -> Sums {
-        match sums {
-            [one] => Sums::One(*one),
-            many => Sums::Many(many.into()),
-        }
-    }
-
-    /// As they are.
-    pub fn as_slice(&self) -> &[u32] {
-        match self {
-            Sums::One(one) => std::slice::from_ref(one),
-            Sums::Many(many) => many,
-        }
-    }
 }
 
 /// A part of a client's write, zeroing or trim.
@@ -251,17 +236,19 @@ struct Attached {
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
     read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
-    sums: VecDeque<Sums>,
+    sums: AllSums,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
     parked: VecDeque<(u64, u64)>,
-    /// When the first record of each batch that has one was logged, and its sequence.
+    /// When records were logged: each from this sequence on, to the next.
     since: VecDeque<(u64, Nanos)>,
     throttle: Throttle,
     /// What it may hold of the log, where that is stated.
     stated: Option<u64>,
     destager: Destager,
+    /// Memory of the epoch that is on its way to the journal.
+    epoch_memory: u64,
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
     stored: u64,
@@ -312,6 +299,9 @@ pub struct WriteLog<B> {
     /// How often reads for a copy have failed, and when they are tried again.
     park_failures: u32,
     park_after: Nanos,
+    /// What becomes of segments that are full.
+    footers: footers::Footers<B>,
+    memory: memory::Memory,
     flushes: Vec<Flushing>,
     /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
@@ -344,7 +334,12 @@ impl<B: Clone> WriteLog<B> {
         let last = (generation, found.chain.next.saturating_sub(1));
         let mut segments = Segments::found(config.segments(), &found.live, &found.parked, last);
         segments.doubt();
-        WriteLog { start: Start::Found, ..WriteLog::with(config, segments, found.chain.before) }
+        let footers = footers::Footers::found(found, scan);
+        WriteLog {
+            start: Start::Found,
+            footers,
+            ..WriteLog::with(config, segments, found.chain.before)
+        }
     }
 
     fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
@@ -361,6 +356,8 @@ impl<B: Clone> WriteLog<B> {
             parks_written: 0,
             park_failures: 0,
             park_after: Nanos::ZERO,
+            footers: footers::Footers::default(),
+            memory: memory::Memory::new(config.memory),
             flushes: Vec::new(),
             flushing: None,
             flush_wanted: false,
@@ -407,12 +404,13 @@ impl<B: Clone> WriteLog<B> {
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
             read: BTreeSet::new(),
-            sums: VecDeque::new(),
+            sums: AllSums::default(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
             throttle: Throttle::new(0, now),
             stated: bound,
             destager: Destager::new(destage, epoch),
+            epoch_memory: 0,
             pace: destage.pace,
             stored: frontier,
             noting: None,
@@ -440,6 +438,9 @@ impl<B: Clone> WriteLog<B> {
         scan: &Scan,
     ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        volume.log.reserve(found.records.len());
+        volume.sums.reserve(found.records.len());
+        let mut shown = Vec::with_capacity(found.records.len());
         for dirty in &found.records {
             let record = &dirty.entry.record;
             if record.sequence <= volume.log.frontier() {
@@ -460,17 +461,19 @@ impl<B: Clone> WriteLog<B> {
                 kind,
                 batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
                 place: dirty.entry.place,
-                room: batches::room(record.payload_bytes()),
             };
-            volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::new(scan.sums(&dirty.entry)));
-            volume.since.push_back((record.sequence, now));
+            let sequence = volume.log.recover_unshown(logged, record.dependency);
+            let sums = (kind == Kind::Write).then(|| Sums::new(scan.sums(&dirty.entry)));
+            volume.sums.push(sequence, sums);
+            volume.logged_at(sequence, now);
             volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
-            if !dirty.entry.readable {
-                let range = record.offset..record.offset + record.length;
-                volume.overlay.moves(range, record.sequence, None);
-            }
+            let holds = match logged.holds() {
+                Holds::Bytes(_) if !dirty.entry.readable => Holds::Unreadable,
+                holds => holds,
+            };
+            shown.push((logged.at..logged.at + logged.len, sequence, holds));
         }
+        volume.overlay = Overlay::build(shown);
         if self.start == Start::Started {
             volume.log.recovered();
         }
@@ -482,8 +485,8 @@ impl<B: Clone> WriteLog<B> {
         let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
         let parked = &mut volume.parked;
         volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
-            bytes += u64::from(logged.room);
-            sums.pop_front();
+            bytes += u64::from(logged.room());
+            sums.pop(sequence);
             match parked.front().filter(|(of, _)| *of == sequence) {
                 Some(&(_, generation)) => {
                     parked.pop_front();
@@ -492,11 +495,14 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
-        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
+        while volume.since.get(1).is_some_and(|&(sequence, _)| sequence <= position + 1) {
             volume.since.pop_front();
         }
         while volume.read.first().is_some_and(|&sequence| sequence <= position) {
             volume.read.pop_first();
+        }
+        if volume.log.is_clean() {
+            volume.since.clear();
         }
         bytes
     }
@@ -533,6 +539,8 @@ impl<B: Clone> WriteLog<B> {
     /// A volume writes back no more. What it still holds is void.
     pub fn detach(&mut self, attachment: u32) {
         let Some(mut volume) = self.volumes.remove(&attachment) else { return };
+        self.memory.give(attachment, volume.epoch_memory).for_each(drop);
+        self.memory.leave(attachment);
         let segments = &mut self.segments;
         let last = volume.log.last();
         let parked = &mut volume.parked;
@@ -545,6 +553,7 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
+        self.footers.forget(attachment);
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
         self.divide();
@@ -660,6 +669,9 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch was written, or not.
     pub fn written(&mut self, now: Nanos, number: u64, done: bool, asks: &mut Asks<B>) {
+        if footers::is_footer(number) {
+            return self.footer_written(now, number, done, asks);
+        }
         let Some((write, tries)) = self.writing.remove(&number) else { return };
         if !done {
             if tries + 1 < TRIES {
@@ -690,7 +702,7 @@ impl<B: Clone> WriteLog<B> {
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                let due = volume.due(now, u64::from(logged.room));
+                let due = volume.due(now, u64::from(logged.room()));
                 if due.is_none_or(|due| due > now) {
                     // What is at the bound is not destaged before it is durable: that is not left to the clock.
                     self.flush_wanted |= due.is_none() && volume.destager.is_idle();
@@ -745,6 +757,7 @@ impl<B: Clone> WriteLog<B> {
         let early = self.fault.is(Planted::FlushBegunBefore);
         self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
+        self.seal(asks);
         let durable = self.segments.durable();
         match self.start {
             Start::Flushed => self.start = Start::Wanted,
@@ -790,7 +803,7 @@ impl<B: Clone> WriteLog<B> {
             let answer = volume
                 .log
                 .answerable(written)
-                .and_then(|logged| volume.due(now, u64::from(logged.room)));
+                .and_then(|logged| volume.due(now, u64::from(logged.room())));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };
         let park = (self.full && self.park_after > now).then_some(self.park_after);
@@ -820,6 +833,13 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
+    /// The record of this sequence, the last of all, was logged now.
+    fn logged_at(&mut self, sequence: u64, now: Nanos) {
+        if self.since.back().is_none_or(|&(_, since)| since != now) {
+            self.since.push_back((sequence, now));
+        }
+    }
+
     /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
     fn may_begin(&self, durable: u64) -> bool {
         let first = self.log.frontier() + 1;
@@ -848,7 +868,7 @@ impl Attached {
             return None;
         }
         let logged = self.log.record(dirty.sequence)?;
-        let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
+        let sums = self.sums.get(dirty.sequence, self.log.frontier())?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
         let (first, end) =

@@ -86,6 +86,10 @@ faults! {
     TakenUpUnreplayed,
     /// `setback`: a marker that was set back is believed.
     SetBackBelieved,
+    /// A footer is written before what it speaks of is durable.
+    FooterBeforePayload,
+    /// A segment is used again while its footer is written.
+    FooterNotPinned,
     /// `gap`: a volume whose sequences do not run on across lost batches is served.
     GapIgnored,
 }

@@ -49,8 +49,24 @@ impl World {
         Ok(sectors.map(|sector| (sector, whose)).collect())
     }
 
+    /// What is on its way to stores takes no more memory than there is, but for one that needs more; and what is taken is given back.
+    fn check_memory(&self) -> Checked {
+        let of = |io: &Io| match io {
+            Io::Store { dirty, .. } => Some(dirty.memory()),
+            _ => None,
+        };
+        let (taken, way) = (self.log.memory(), self.ios.iter().filter_map(of));
+        let (sum, count) = way.filter(|bytes| *bytes > 0).fold((0, 0), |(s, n), b| (s + b, n + 1));
+        if taken != sum || (sum > self.config.memory && count > 1) {
+            let most = self.config.memory;
+            return Err(format!("{sum} bytes go to stores, {taken} are taken, {most} may be"));
+        }
+        Ok(())
+    }
+
     /// A volume holds no more of the log than it may, but for what is not answered.
     pub(super) fn check_held(&mut self) -> Checked {
+        self.check_memory()?;
         for v in 0..self.volumes.len() {
             let Some(status) = self.log.status(self.now, self.volumes[v].attachment) else {
                 continue;

@@ -73,7 +73,17 @@ impl World {
     }
 
     fn start(&mut self, weak: bool) -> Checked {
+        // Nothing depends on a footer.
+        for segment in 0..u64::from(self.config.segments) {
+            if self.rng.chance(0.05) {
+                let end = AT + (segment + 1) * u64::from(self.config.geometry.bytes());
+                self.device.rot(end - 1 - self.rng.below(96));
+            }
+        }
         let scan = self.scan();
+        let sealed = self.config.geometry.bytes() - self.config.geometry.sector();
+        let by_footer = scan.batches.iter().filter(|batch| batch.end == sealed);
+        self.sealed += by_footer.map(|b| b.link.generation).collect::<BTreeSet<u64>>().len() as u64;
         let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
         let found = recover(&scan.batches, &numbers, self.planted());
         self.says(|| format!("found {:?}, {:?}", found.chain.next, found.chain.damaged));

@@ -6,6 +6,7 @@ use larder_base::Nanos;
 
 use super::super::destager::{self, Pace};
 use super::super::overlay::{Dirty, Holds};
+use super::memory::Memory;
 use super::{Asks, Attached, Parks, Piece, WriteLog, pin};
 
 /// What a destager asks of a queue that has the volume.
@@ -52,8 +53,11 @@ pub struct Status {
 }
 
 /// Takes what the destager asks for.
-#[derive(Default)]
-struct Takes {
+struct Takes<'a> {
+    memory: &'a mut Memory,
+    attachment: u32,
+    /// How many volumes share the memory.
+    volumes: usize,
     store: Vec<Dirty>,
     flush: bool,
     journal: Option<(u64, u64, Vec<Dirty>)>,
@@ -61,7 +65,28 @@ struct Takes {
     note: Option<u64>,
 }
 
-impl destager::Effects for Takes {
+impl<'a> Takes<'a> {
+    fn new(memory: &'a mut Memory, attachment: u32, volumes: usize) -> Takes<'a> {
+        Takes {
+            memory,
+            attachment,
+            volumes,
+            store: Vec::new(),
+            flush: false,
+            journal: None,
+            flush_journal: false,
+            note: None,
+        }
+    }
+}
+
+impl destager::Effects for Takes<'_> {
+    fn takes(&mut self, bytes: u64) -> bool {
+        self.memory.take(self.attachment, bytes, self.volumes)
+    }
+    fn epoch(&self, most: u64) -> u64 {
+        most.min(self.memory.part(self.volumes))
+    }
     fn store(&mut self, _piece: u32, dirty: Dirty) {
         self.store.push(dirty);
     }
@@ -93,15 +118,16 @@ impl<B: Clone> WriteLog<B> {
         out.extend(self.park(now, attachment).map(Asked::Park));
     }
 
-    /// A stretch came to the store, or not: the incarnation of the store that has it.
+    /// A stretch came to the store, or not: the memory that it took ([`Dirty::memory`]), and the incarnation of the store that has it.
     pub fn stored(
         &mut self,
         now: Nanos,
         attachment: u32,
-        outcome: destager::Outcome,
+        (memory, outcome): (u64, destager::Outcome),
         out: &mut Vec<Asked>,
         asks: &mut Asks<B>,
     ) {
+        asks.steps.extend(self.memory.give(attachment, memory));
         self.destage(now, attachment, out, asks, |v, takes| v.destager.stored(now, outcome, takes));
     }
 
@@ -128,6 +154,10 @@ impl<B: Clone> WriteLog<B> {
         out: &mut Vec<Asked>,
         asks: &mut Asks<B>,
     ) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            let memory = std::mem::take(&mut volume.epoch_memory);
+            asks.steps.extend(self.memory.give(attachment, memory));
+        }
         self.destage(now, attachment, out, asks, |v, takes| v.destager.journaled(now, done, takes));
     }
 
@@ -151,14 +181,19 @@ impl<B: Clone> WriteLog<B> {
         attachment: u32,
         out: &mut Vec<Asked>,
         asks: &mut Asks<B>,
-        f: impl FnOnce(&mut Attached, &mut Takes),
+        f: impl FnOnce(&mut Attached, &mut Takes<'_>),
     ) {
+        let volumes = self.volumes.len();
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        let mut takes = Takes::default();
+        let mut takes = Takes::new(&mut self.memory, attachment, volumes);
         f(volume, &mut takes);
-        let piece = |dirty: &Dirty| volume.piece(&self.config, dirty);
-        out.extend(takes.store.iter().map(|dirty| Asked::Store(*dirty, piece(dirty))));
+        out.extend(takes.store.iter().map(|dirty| {
+            let piece = volume.piece(&self.config, dirty);
+            Asked::Store(*dirty, piece)
+        }));
         if let Some((epoch, last, pieces)) = takes.journal {
+            volume.epoch_memory = pieces.iter().map(Dirty::memory).sum();
+            let piece = |dirty: &Dirty| volume.piece(&self.config, dirty);
             let pieces = pieces.iter().map(|dirty| (*dirty, piece(dirty))).collect();
             out.push(Asked::Journal { epoch, last, pieces });
         }
@@ -251,6 +286,11 @@ impl<B: Clone> WriteLog<B> {
             failures: volume.destager.failures(),
             destaged: volume.destaged,
         })
+    }
+
+    /// Bytes that are on their way to stores and journals.
+    pub fn memory(&self) -> u64 {
+        self.memory.taken()
     }
 
     /// The volumes, by attachment number.
