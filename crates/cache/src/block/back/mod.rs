@@ -18,9 +18,8 @@ use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Held, Holder};
 use larder_engine::block::writeback::log::WriteLog;
 use larder_format::Uuid;
-use larder_format::block::Volume as VolumeRecord;
 use larder_format::block::marker::{MAX_HOST, MarkerState};
-use larder_format::block::superblock::{HoldsState, WrittenBack};
+use larder_format::block::superblock::WrittenBack;
 use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
 
@@ -106,17 +105,6 @@ pub struct BackStatus {
 
 /// Of a volume that is served without a cache.
 pub(super) const NO_CACHE: (Uuid, u64) = (Uuid([0; 16]), 0);
-
-/// What a cache holds of a volume that was put aside with what is dirty.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CarriedVolume {
-    /// Its name.
-    pub name: String,
-    /// Its generation.
-    pub generation: u64,
-    /// Bytes that its store lacks.
-    pub dirty: u64,
-}
 
 /// Until it goes nobody else changes a volume over.
 struct Alone(Arc<AtomicBool>);
@@ -397,26 +385,6 @@ impl Core {
                 self.write_back(&volume, record, cache, wish, None, true).map(|()| true)
             }
         }
-    }
-
-    /// What this cache holds of volumes that were put aside with what is dirty.
-    pub fn carried(&self) -> Vec<CarriedVolume> {
-        let Some(back) = self.back.get() else { return Vec::new() };
-        let records = self.on_log(|log| {
-            let volumes = log.line_space().map(|sb| sb.volumes.clone()).unwrap_or_default();
-            let carried = |v: &VolumeRecord| {
-                let of = v.write_back.filter(|w| w.holds == HoldsState::Carried)?;
-                Some((v.name.clone(), of))
-            };
-            volumes.iter().filter_map(carried).collect::<Vec<_>>()
-        });
-        let log = back.log();
-        let of = |(name, of): (String, WrittenBack)| CarriedVolume {
-            name,
-            generation: of.generation,
-            dirty: log.status(self.now(), of.attachment).map_or(0, |status| status.dirty),
-        };
-        records.unwrap_or_default().into_iter().map(of).collect()
     }
 
     /// The marker of a volume says how far its store is, if it writes back and that has changed: what a `recover` can tell of a cache that is
