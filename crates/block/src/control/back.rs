@@ -115,6 +115,35 @@ struct Flushing {
 }
 
 impl Control {
+    /// A volume that is served writes through from now on, or back.
+    pub(super) fn write(
+        &self,
+        name: &str,
+        said: &WriteBack,
+        go_on: GoOn<'_>,
+    ) -> Result<Value, Refusal> {
+        let mut wish = wish(&self.cache, name, said)?;
+        if said.write.is_none() {
+            wish.back = None;
+        }
+        let _one = self.take(name, go_on)?;
+        let mut most = 0;
+        let mut hear = |left: u64| {
+            most = most.max(left);
+            let what = format!("{} of the write log left", ByteSize(left));
+            go_on(Progress { what, done: most - left, total: most })
+        };
+        if !self.cache.change_over(name, &wish, &mut hear)? {
+            return Err(refused(format!("interrupted: volume '{name}' writes back as before")));
+        }
+        let mode = self.cache.back_status(name).map(|back| back.config.to_string());
+        tracing::info!(
+            "volume '{name}' writes {} from now on",
+            mode.as_deref().unwrap_or("through")
+        );
+        Ok(json!({ "volume": name, "write": mode }))
+    }
+
     /// Brings all that is dirty of a volume, or of all that write back, to the stores: side by side, since one that fails keeps no
     /// other.
     pub(super) fn flush(&self, name: Option<&str>, go_on: GoOn<'_>) -> Result<Value, Refusal> {

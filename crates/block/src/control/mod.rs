@@ -186,10 +186,11 @@ impl Control {
                 self.attach(&volume, &uri, (read_only, trust_unchanged), &back, go_on)
             }
             Request::Flush { volume } => self.flush(volume.as_deref(), go_on),
-            Request::Detach { volume, disconnect, seconds } => {
+            Request::Detach { volume, disconnect, seconds, keep_dirty } => {
                 let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
-                self.detach(&volume, disconnect, timeout, go_on)
+                self.detach(&volume, (disconnect, keep_dirty), timeout, go_on)
             }
+            Request::Write { volume, back } => self.write(&volume, &back, go_on),
             Request::Resize { volume, bytes } => self.resize(&volume, bytes, go_on),
             Request::TakeBack {} => {
                 self.cache.take_back()?;
@@ -322,7 +323,7 @@ impl Control {
     fn detach(
         &self,
         name: &str,
-        disconnect: bool,
+        (disconnect, keep_dirty): (bool, bool),
         timeout: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
@@ -382,10 +383,16 @@ impl Control {
                     }
                     Detaching::Dirty(left) => {
                         dirty = dirty.max(left);
-                        Progress {
-                            what: format!("{} still to be destaged", ByteSize(left)),
-                            done: dirty - left,
-                            total: dirty,
+                        match keep_dirty {
+                            true => Progress {
+                                what: format!("{} stay in the write log", ByteSize(left)),
+                                ..Progress::default()
+                            },
+                            false => Progress {
+                                what: format!("{} still to be destaged", ByteSize(left)),
+                                done: dirty - left,
+                                total: dirty,
+                            },
                         }
                     }
                     Detaching::Durable(left) => {
@@ -399,6 +406,7 @@ impl Control {
                 })
         };
         let gone = match self.cache.volume(name) {
+            Some(_) if keep_dirty => self.cache.detach_dirty(name, disconnect, &mut hear),
             Some(_) => self.cache.detach(name, disconnect, &mut hear),
             // It is served without the cache: there is nothing to put aside.
             None => Ok(self.cache.let_go(&volume, disconnect, &mut hear).then_some(true)),
@@ -416,7 +424,11 @@ impl Control {
                         "volume '{name}' is detached, and its store has not said that what was written to it last is durable"
                     );
                 }
-                Ok(json!({ "volume": name, "durable": durable, "store_moved": moved }))
+                let aside = self.cache.put_aside().into_iter().find(|aside| aside.name == name);
+                let kept = aside.and_then(|aside| aside.carried_bytes);
+                Ok(
+                    json!({ "volume": name, "durable": durable, "store_moved": moved, "kept_dirty_bytes": kept }),
+                )
             }
             Ok(None) => {
                 let volume_again = volume.clone();

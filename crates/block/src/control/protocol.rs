@@ -63,6 +63,17 @@ pub enum Request {
         /// How long requests for it may take to end before it stays attached; 30 if nothing is said.
         #[serde(default)]
         seconds: Option<u64>,
+        /// What is dirty of it stays in the cache, until it is attached again with that.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        keep_dirty: bool,
+    },
+    /// A volume that is served writes through from now on, or back if it is said how.
+    Write {
+        /// Its name.
+        volume: String,
+        /// How it writes back; what is not said is as the daemon was started with.
+        #[serde(default, skip_serializing_if = "WriteBack::is_silent")]
+        back: WriteBack,
     },
     /// The cache, which was given up, is to be used again.
     TakeBack {},
@@ -253,7 +264,12 @@ mod tests {
             Request::Flush { volume: None },
             Request::Flush { volume: Some("a".into()) },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
-            Request::Detach { volume: "ä".into(), disconnect: true, seconds: Some(7) },
+            Request::Detach {
+                volume: "ä".into(),
+                disconnect: true,
+                seconds: Some(7),
+                keep_dirty: true,
+            },
             Request::Explain { volume: "a".into(), offset: u64::MAX },
             Request::Select {
                 volume: "a".into(),

@@ -156,6 +156,10 @@ impl larder_engine::block::node::event::Volume for Known {
         self.attached().gate.enter()
     }
 
+    fn enter_destage(&self) -> bool {
+        self.attached().gate.enter_destage()
+    }
+
     fn leave(&self) {
         self.attached().gate.leave();
     }

@@ -83,6 +83,61 @@ fn outcome(told: &Answer) -> Result<(), CliError> {
     )))
 }
 
+/// Shown under the flags of `write`.
+const WRITE_EXAMPLES: &str = "\
+Examples:
+  # Bursts of writes are to come, and are answered by local flash:
+  larder block write db back:ordered
+  # All that is dirty comes to the store, then writes do:
+  larder block write db through";
+
+/// Has a volume that is served write back from now on, or through; its clients stay. A restart goes by `serve --write` again
+#[derive(Debug, clap::Args)]
+#[command(after_help = WRITE_EXAMPLES)]
+pub(crate) struct WriteArgs {
+    /// The volume
+    volume: String,
+    /// `through`, or back:any, back:ordered or back:journaled, as for `larder block serve --write`
+    #[arg(value_name = "MODE")]
+    mode: String,
+    /// What it may hold of the write log
+    #[arg(long, value_name = "SIZE")]
+    dirty_max: Option<ByteSize>,
+    /// Where its marker is: a path, or the URI of an NBD export or object store
+    #[arg(long, value_name = "PLACE", conflicts_with = "no_marker")]
+    marker: Option<String>,
+    /// It has no marker: nothing notices that its cache is lost, or an older one comes back
+    #[arg(long)]
+    no_marker: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
+    let through = args.mode == "through";
+    if through && (args.dirty_max.is_some() || args.marker.is_some() || args.no_marker) {
+        return Err(CliError::Usage(
+            "--dirty-max, --marker and --no-marker are for a volume that is to write back: leave them out with 'through'".to_owned(),
+        ));
+    }
+    let back = BackArgs {
+        write: Some(args.mode.clone()).filter(|_| !through),
+        dirty_max: args.dirty_max,
+        marker: args.marker.clone(),
+        no_marker: args.no_marker,
+    };
+    let request = Request::Write { volume: args.volume.clone(), back: back.said()? };
+    args.daemon.print(&request, |answer| {
+        let name = &args.volume;
+        Ok(match answer["write"].as_str() {
+            Some(mode) => format!("{name}: writes back from now on, {mode}; a restart goes by its flags again"),
+            None => format!(
+                "{name}: writes through from now on, and its store has everything; a restart goes by its flags again"
+            ),
+        })
+    })
+}
+
 /// Flags of `attach` for a volume that writes back.
 #[derive(Debug, clap::Args)]
 pub(super) struct BackArgs {

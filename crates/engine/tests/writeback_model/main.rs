@@ -103,7 +103,9 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::GenerationIgnored
         | Planted::OthersDirtServed
         | Planted::TakenUpUnraised
-        | Planted::TakenUpUnreplayed => "m",
+        | Planted::TakenUpUnreplayed
+        | Planted::ThroughBeforeClean
+        | Planted::FailedMarkForgotten => "m",
         Planted::SetBackBelieved => "s",
         // Of the whole log alone.
         Planted::FlushNotAwaited

@@ -171,7 +171,7 @@ pub fn recover(
     let before_was_journaled = last.order == MarkerOrder::Journaled;
     for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
-            Step::Replay if before_was_journaled => {
+            Step::Replay(_) if before_was_journaled => {
                 let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
                 let applied = apply(store, of).map_err(|reason| RecoverError::Journal {
                     place: told.marker.clone(),
@@ -183,7 +183,7 @@ pub fn recover(
                 flush(store)?;
             }
             // There is no journal to replay, nor to empty: the store is flushed.
-            Step::Replay => flush(store)?,
+            Step::Replay(_) => flush(store)?,
             Step::Mark(Mark::Clean, generation) => {
                 let clean = Marker {
                     number: last.number.saturating_add(1),

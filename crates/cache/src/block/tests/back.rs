@@ -415,3 +415,262 @@ fn a_write_log_that_cannot_be_leaves_no_file_behind() {
     assert!(why.contains("too few"), "{why}");
     assert!(!path.exists());
 }
+
+fn backing(dir: &Path) -> Box<dyn backing::Backing> {
+    let uri: Uri = format!("file:{}", dir.join("disk").display()).parse().unwrap();
+    let options = OpenOptions { watch: false, ..OpenOptions::default() };
+    super::backing::open_with(&uri, &options).unwrap()
+}
+
+fn wishes(back: BackConfig) -> crate::block::back::BackWish {
+    crate::block::back::BackWish { back: Some(back), marker: MarkerAt::Beside }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    std::fs::copy(from.join("cache"), to.join("cache")).unwrap();
+}
+
+/// Moves a store with its marker, and its cache, to another place: as another host would have them.
+fn moves(from: &Path, to: &Path) {
+    for name in ["disk", "disk.larder", "cache"] {
+        std::fs::rename(from.join(name), to.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn a_volume_that_was_put_aside_with_what_is_dirty_is_taken_up_elsewhere_and_a_copy_counts_no_more()
+{
+    for order in [Order::Any, Order::Ordered(Grain::Flush)] {
+        let back = || BackConfig { order, pace: Pace::AtBound, dirty_max: None };
+        let (dir, other, copied) =
+            (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+        let cache = builder(dir.path(), Some(back())).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        disk.write(0, [1; 8192]).wait().unwrap();
+        disk.zero(4096, 512).wait().unwrap();
+        disk.write(1 << 20, [2; 1024]).wait().unwrap();
+        drop(disk);
+        assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+        let aside = cache.core().put_aside();
+        assert_eq!(aside[0].carried_bytes, Some(8192 + 1024), "{aside:?}");
+        let why = cache.core().forget("disk", &mut || true).unwrap_err().to_string();
+        assert!(why.contains("its store does not have"), "{why}");
+        assert!(store(dir.path()).iter().all(|&b| b == 0));
+        drop(cache);
+        let found = crate::block::inspect::inspect(&dir.path().join("cache"), &mut |_, _| true);
+        let found = found.unwrap();
+        assert!(found.volumes[0].write_back.as_ref().unwrap().carried, "{found:?}");
+        let dirty = &found.dirty_data.as_ref().unwrap().volumes[0];
+        assert_eq!((dirty.bytes, dirty.records), (8192 + 1024, 3));
+        // Nobody else may have it, nor this one write through.
+        copy(dir.path(), copied.path());
+        let why = builder(dir.path(), None).open().err().unwrap().to_string();
+        assert!(why.contains("this cache holds writes of it"), "{why}");
+        moves(dir.path(), other.path());
+        for round in 0..3u8 {
+            let cache = builder(other.path(), Some(back())).open().unwrap();
+            let disk = cache.volume("disk").unwrap();
+            let read = disk.read(0, 8192).wait().unwrap();
+            assert!(read[..4096].iter().all(|&b| b == 1), "{order:?} {round}");
+            assert!(read[4096..4608].iter().all(|&b| b == 0) && read[4608] == 1);
+            let read = disk.read(1 << 20, 1024).wait().unwrap();
+            assert!(read.iter().all(|&b| b == if round == 0 { 2 } else { 2 + round }));
+            disk.write(1 << 20, [3 + round; 1024]).wait().unwrap();
+            drop(disk);
+            if round == 1 {
+                // Once more.
+                assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+            }
+        }
+        // The copy was made before it was taken up.
+        std::fs::rename(other.path().join("cache"), other.path().join("right")).unwrap();
+        std::fs::copy(copied.path().join("cache"), other.path().join("cache")).unwrap();
+        let why = builder(other.path(), Some(back())).open().err().unwrap().to_string();
+        assert!(why.contains("recovered"), "{why}");
+        std::fs::rename(other.path().join("right"), other.path().join("cache")).unwrap();
+        let cache = builder(other.path(), Some(back())).open().unwrap();
+        assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+        assert!(store(other.path())[1 << 20..][..1024].iter().all(|&b| b == 5));
+        assert!(store(other.path())[..4096].iter().all(|&b| b == 1));
+    }
+}
+
+#[test]
+fn a_volume_put_aside_with_what_is_dirty_stays_in_a_log_that_others_fill_and_comes_back() {
+    let dir = TempDir::new().unwrap();
+    let more = dir.path().join("more");
+    File::create(&more).unwrap().set_len(BYTES).unwrap();
+    let both = || {
+        let more = format!("file:{}", more.display());
+        let builder = builder(dir.path(), Some(ordered(Pace::AtBound)));
+        builder.volume("more", &more).unwrap().write_back("more", ordered(Pace::Async))
+    };
+    let cache = both().open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    for i in 0..64u64 {
+        disk.write(i * 8192, [i as u8 + 1; 4096]).wait().unwrap();
+    }
+    drop(disk);
+    assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+    // All of the log several times: what was put aside is copied out of the way.
+    let fill = |cache: &Cache| {
+        let more = cache.volume("more").unwrap();
+        for i in 0..600u64 {
+            more.write(i % 16 * (256 << 10), vec![i as u8; 256 << 10]).wait().unwrap();
+        }
+    };
+    fill(&cache);
+    let check = |cache: &Cache| {
+        let disk = cache.volume("disk").unwrap();
+        for i in 0..64u64 {
+            let read = disk.read(i * 8192, 4096).wait().unwrap();
+            assert!(read.iter().all(|&b| b == i as u8 + 1), "{i}");
+        }
+    };
+    // In the same run.
+    let disk = cache.attach_as("disk", backing(dir.path()), &wishes(ordered(Pace::AtBound)));
+    drop(disk.unwrap());
+    check(&cache);
+    assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+    drop(cache);
+    // A start that does not have it keeps it.
+    let only = Cache::builder(dir.path().join("cache")).state_dir(dir.path().join("state"));
+    let only = only.threads(2).volume("more", &format!("file:{}", more.display())).unwrap();
+    let cache = only.write_back("more", ordered(Pace::Async)).open().unwrap();
+    assert_eq!(cache.core().put_aside()[0].carried_bytes, Some(64 * 4096));
+    fill(&cache);
+    drop(cache);
+    let cache = both().open().unwrap();
+    check(&cache);
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    for i in 0..64usize {
+        assert!(store(dir.path())[i * 8192..][..4096].iter().all(|&b| b == i as u8 + 1));
+    }
+}
+
+#[test]
+fn a_journaled_volume_is_taken_up_with_the_journal_that_it_left() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Journaled(crate::block::back::Cuts::Flushes);
+    let back = || BackConfig { order, pace: Pace::Async, dirty_max: None };
+    let mut rng = Rng::new(7);
+    let mut plain = vec![0u8; BYTES as usize];
+    for round in 0..4 {
+        let cache = builder(dir.path(), Some(back())).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        assert!(disk.read(0, 1 << 20).wait().unwrap()[..] == plain[..1 << 20], "{round}");
+        for _ in 0..50 {
+            let (line, byte) = (rng.below(256), rng.next_u64() as u8);
+            plain[(line * 4096) as usize..][..4096].fill(byte);
+            disk.write(line * 4096, [byte; 4096]).wait().unwrap();
+            if rng.chance(0.2) {
+                disk.flush().wait().unwrap();
+            }
+        }
+        drop(disk);
+        assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+    }
+    let cache = builder(dir.path(), Some(back())).open().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert!(store(dir.path()) == plain);
+}
+
+/// Four threads write, read and flush, each its own part of the volume, while it changes over again and again. What was answered is read; in
+/// the end all of it is in the store.
+#[test]
+fn a_volume_changes_over_under_load_and_nothing_is_lost() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), None).open().unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    const PART: u64 = 1 << 20;
+    let parts: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4u64)
+            .map(|n| {
+                let (disk, stop) = (cache.volume("disk").unwrap(), &stop);
+                scope.spawn(move || {
+                    let mut rng = Rng::new(n);
+                    let mut part = vec![0u8; PART as usize];
+                    while !stop.load(Ordering::Relaxed) {
+                        let at = rng.below(PART / 512) * 512;
+                        let len = ((1 + rng.below(16)) * 512).min(PART - at);
+                        let range = at as usize..(at + len) as usize;
+                        match rng.below(8) {
+                            0..4 => {
+                                let byte = rng.next_u64() as u8;
+                                part[range].fill(byte);
+                                disk.write(n * PART + at, vec![byte; len as usize]).wait().unwrap();
+                            }
+                            4 => {
+                                part[range].fill(0);
+                                disk.zero(n * PART + at, len).wait().unwrap();
+                            }
+                            5 => disk.flush().wait().unwrap(),
+                            _ => {
+                                let read = disk.read(n * PART + at, len as usize).wait().unwrap();
+                                assert!(read[..] == part[range], "client {n} at {at}");
+                            }
+                        }
+                    }
+                    part
+                })
+            })
+            .collect();
+        let orders = [
+            ordered(Pace::Async),
+            ordered(Pace::AtBound),
+            BackConfig { order: Order::Any, ..ordered(Pace::Async) },
+            BackConfig {
+                order: Order::Journaled(crate::block::back::Cuts::Flushes),
+                ..ordered(Pace::Async)
+            },
+        ];
+        let through = crate::block::back::BackWish::default();
+        for back in orders.iter().cycle().take(12) {
+            assert!(cache.change_over("disk", &wishes(back.clone()), &mut |_| true).unwrap());
+            let status = cache.core().back_status("disk").unwrap();
+            assert_eq!(status.config.order, back.order);
+            std::thread::sleep(Duration::from_millis(60));
+            assert!(cache.change_over("disk", &through, &mut |_| true).unwrap());
+            assert!(cache.core().back_status("disk").is_none());
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    for (n, part) in parts.iter().enumerate() {
+        assert!(store(dir.path())[n * PART as usize..][..PART as usize] == part[..], "client {n}");
+    }
+    // It was not remembered, and its marker is clean.
+    drop(cache);
+    let cache = builder(dir.path(), None).open().unwrap();
+    let why = cache.change_over("disk", &crate::block::back::BackWish::default(), &mut |_| true);
+    let why = why.unwrap_err().to_string();
+    assert!(why.contains("writes through already"), "{why}");
+}
+
+#[test]
+fn a_volume_that_changed_over_is_found_so_after_a_kill() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), None).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    assert!(cache.change_over("disk", &wishes(ordered(Pace::AtBound)), &mut |_| true).unwrap());
+    disk.write(0, [2; 4096]).wait().unwrap();
+    drop((disk, cache));
+    assert!(store(dir.path())[..4096].iter().all(|&b| b == 1));
+    let why = builder(dir.path(), None).open().err().unwrap().to_string();
+    assert!(why.contains("this cache holds writes of it"), "{why}");
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read.iter().all(|&b| b == 2));
+    // Whoever asked waits no longer: it is as it was.
+    let through = crate::block::back::BackWish::default();
+    let done = cache.change_over("disk", &through, &mut |_| false).unwrap();
+    if !done {
+        assert!(cache.core().back_status("disk").is_some());
+    }
+    cache.volume("disk").unwrap().write(0, [3; 4096]).wait().unwrap();
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read.iter().all(|&b| b == 3));
+}

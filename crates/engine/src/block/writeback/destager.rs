@@ -151,6 +151,11 @@ impl Destager {
         self.phase == Phase::Idle
     }
 
+    /// Whether neither store nor journal is asked for anything.
+    pub fn is_settled(&self) -> bool {
+        matches!(self.phase, Phase::Idle | Phase::Paused(_))
+    }
+
     /// How often the store or the journal has failed since it last worked.
     pub fn failures(&self) -> u32 {
         self.failures

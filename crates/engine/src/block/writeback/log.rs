@@ -21,6 +21,7 @@ mod destage;
 mod footers;
 mod memory;
 mod parking;
+mod put_aside;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -259,6 +260,8 @@ struct Attached {
     marker: u64,
     /// All of it is to be destaged as soon as can be.
     draining: bool,
+    /// It is put aside: nothing of it is destaged, and it takes no part in the room that there is.
+    aside: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
 }
@@ -417,6 +420,7 @@ impl<B: Clone> WriteLog<B> {
             untold: true,
             marker,
             draining: false,
+            aside: false,
             destaged: 0,
         };
         #[cfg(feature = "planted")]
@@ -565,8 +569,12 @@ impl<B: Clone> WriteLog<B> {
         self.segments.set_reserve(reserve);
         let segments = u64::from(self.config.segments - reserve);
         let all = segments * u64::from(self.config.geometry.bytes()) / 5 * 4;
-        let stated: u64 = self.volumes.values().filter_map(|v| v.stated).sum();
-        let others = self.volumes.values().filter(|v| v.stated.is_none()).count() as u64;
+        // What volumes hold that are put aside is nobody's.
+        let aside: u64 = self.volumes.values().filter(|v| v.aside).map(|v| v.log.held()).sum();
+        let all = all.saturating_sub(aside);
+        let served = || self.volumes.values().filter(|v| !v.aside);
+        let stated: u64 = served().filter_map(|v| v.stated).sum();
+        let others = served().filter(|v| v.stated.is_none()).count() as u64;
         let share = (all.saturating_sub(stated) / others.max(1)).min(MOST_SHARE);
         // What is stated and does not fit is less.
         let fits = |bytes: u64| match stated > all {
@@ -844,13 +852,14 @@ impl Attached {
     fn may_begin(&self, durable: u64) -> bool {
         let first = self.log.frontier() + 1;
         let logged = self.log.record(first).filter(|_| first <= self.log.acknowledged());
-        self.destager.is_idle() && logged.is_some_and(|logged| logged.batch <= durable)
+        let idle = self.destager.is_idle() && !self.aside;
+        idle && logged.is_some_and(|logged| logged.batch <= durable)
     }
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
         let any = !self.destager.is_idle() || self.may_begin(durable);
-        self.destager.wakes().filter(|_| any)
+        self.destager.wakes().filter(|_| any && !self.aside)
     }
 
     /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.

@@ -84,6 +84,10 @@ faults! {
     TakenUpUnraised,
     /// `takereplay`: a take-up does not replay the journal.
     TakenUpUnreplayed,
+    /// `cleanfirst`: a volume that changes over is written through before its marker is clean.
+    ThroughBeforeClean,
+    /// `again`: a marker that could not be written is not written again before a volume that stays is answered.
+    FailedMarkForgotten,
     /// `setback`: a marker that was set back is believed.
     SetBackBelieved,
     /// A footer is written before what it speaks of is durable.

@@ -91,7 +91,7 @@ pub struct Recovered {
 }
 
 /// Reads the log. `scanned` are the batches of each segment's own generation, as its header names it: what lies behind them is of an
-/// earlier use, and void. `volumes` are the attachment numbers that the superblock knows, and behind which sequence each was attached: records of others are of
+/// earlier use, and void. `volumes` are the attachment numbers that the superblock knows, and behind which sequence each was attached or taken up: records of others are of
 /// volumes that are gone.
 pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Recovered {
     let main: Vec<&Scanned> = scanned.iter().filter(|batch| batch.parked == 0).collect();
@@ -121,7 +121,7 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
         for batch in &counts {
             add(&mut dirty, batch, number, None);
         }
-        let frontier = front.map_or(began, |f| f.frontier);
+        let frontier = front.map_or(began, |f| f.frontier.max(began));
         dirty.retain(|dirty| dirty.entry.record.sequence > frontier);
         latest(&mut dirty);
         let mut volume = Volume { frontier, last: frontier, ..Volume::default() };

@@ -437,7 +437,7 @@ impl<H: Host> Queue<H> {
         let (Some(kind), Some(volume)) = (kind, volume) else {
             return self.destaged(node, now, fx, stretch, None);
         };
-        if !node.enter(&volume) {
+        if !volume.enter_destage() {
             return self.destaged(node, now, fx, stretch, None);
         }
         let at = node.base(&volume).wrapping_add(dirty.at);

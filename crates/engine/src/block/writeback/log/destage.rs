@@ -110,6 +110,9 @@ impl<B: Clone> WriteLog<B> {
         let durable = self.segments.durable();
         let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
+            if volume.aside {
+                return;
+            }
             let bound = volume.throttle.bound();
             let full = volume.log.held() * 2 >= bound;
             let hurry = volume.draining || starved || full;
