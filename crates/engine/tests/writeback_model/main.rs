@@ -77,12 +77,12 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::AnsweredOutOfOrder
         | Planted::WindowNotFlushed
         | Planted::LostNotRewritten
-        | Planted::LivesIgnored => "acfj",
+        | Planted::LivesIgnored => "acfjk",
         Planted::DependencyIgnored | Planted::DependencyForgotten | Planted::FrontierNotNoted => {
             "cf"
         }
         Planted::ShownBeforeAnswered => "c",
-        Planted::JournalNotFlushed | Planted::NoJournal | Planted::CutAnywhere => "j",
+        Planted::JournalNotFlushed | Planted::NoJournal | Planted::CutAnywhere => "jk",
         Planted::FreedBeforeSaid
         | Planted::NoReserve
         | Planted::RetiredInAnyOrder
@@ -106,6 +106,8 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::StartNotFlushed
         | Planted::DependencyStale
         | Planted::PinsIgnored
+        | Planted::MarkNotAwaited
+        | Planted::AgeIgnored
         | Planted::OlderFrontierCounts => "",
     };
     let mut missed = Vec::new();
@@ -144,7 +146,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
 
 /// The faults that concern the whole log, and the orders in which each must be caught.
 #[cfg(feature = "planted")]
-const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 21] = {
+const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 23] = {
     use larder_engine::block::writeback::Planted as P;
     [
         (P::DestagedBeforeDurable, "acf"),
@@ -161,6 +163,8 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 21] =
         (P::LivesIgnored, "acf"),
         (P::FlushNotAwaited, "acf"),
         (P::FlushBegunBefore, "acf"),
+        (P::MarkNotAwaited, "acf"),
+        (P::AgeIgnored, "acf"),
         (P::StartNotFlushed, "acf"),
         (P::PinsIgnored, "acf"),
         (P::FreedBeforeSaid, "acf"),

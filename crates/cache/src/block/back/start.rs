@@ -34,7 +34,7 @@ fn order_of(order: Order) -> MarkerOrder {
         Order::Any => MarkerOrder::Any,
         Order::Ordered(Grain::Flush) => MarkerOrder::Flush,
         Order::Ordered(Grain::Completion) => MarkerOrder::Completion,
-        Order::Journaled(Cuts::Flushes | Cuts::Marks) => MarkerOrder::Journaled,
+        Order::Journaled(Cuts::Flushes | Cuts::Marks | Cuts::MarksOrFull) => MarkerOrder::Journaled,
     }
 }
 
@@ -307,6 +307,7 @@ impl Core {
         };
         let back = self.back.get().ok_or_else(no_log)?;
         let config = wish.back.clone().unwrap_or_default();
+        config.age().map_err(|e| fail(e.to_string()))?;
         let journal = match config.order {
             Order::Journaled(_) => Some(journal_of(self, volume)?),
             _ => None,
@@ -387,6 +388,7 @@ impl Core {
                     None => None,
                 };
                 let epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
+                let marked = applied.as_ref().and_then(|applied| applied.mark.clone());
                 let applied = applied.map_or(0, |applied| applied.last);
                 let frontier = found.map_or(record.began, |found| found.frontier);
                 let frontier = frontier.max(applied).max(stored);
@@ -401,9 +403,14 @@ impl Core {
                     })?;
                 }
                 self.attach_log(volume, &state, &config, frontier, (number, epoch));
+                let marked = marked.or(mine.and_then(|marker| marker.mark.clone()));
+                if let Some(mark) = marked {
+                    back.log().had_mark(state.attachment, mark);
+                }
                 if let Some((found, scanned)) = found.zip(scanned) {
                     let now = self.now();
                     back.log().recover(now, state.attachment, found, scanned);
+                    self.name_marks(back, state.attachment);
                 }
                 state
             }
@@ -545,6 +552,7 @@ impl Core {
                 generation: state.generation,
                 destage,
                 bound: config.dirty_max.map(|bytes| bytes.0),
+                age: config.age().ok().flatten(),
                 frontier,
                 epoch,
                 marker,
@@ -574,7 +582,10 @@ impl Core {
             attachment: state.attachment,
             frontier,
             time: super::unix_nanos(),
-            mark: None,
+            mark: self
+                .back
+                .get()
+                .and_then(|back| back.log().stored_mark(state.attachment).map(str::to_owned)),
             order: state.order,
             applied: 0,
         }

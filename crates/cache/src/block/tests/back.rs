@@ -26,7 +26,7 @@ fn builder(dir: &Path, back: Option<BackConfig>) -> Builder {
 }
 
 fn ordered(pace: Pace) -> BackConfig {
-    BackConfig { order: Order::Ordered(Grain::Flush), pace, dirty_max: None }
+    BackConfig { order: Order::Ordered(Grain::Flush), pace, ..BackConfig::default() }
 }
 
 fn store(dir: &Path) -> Vec<u8> {
@@ -141,7 +141,12 @@ fn random_operations_are_what_a_plain_file_would_have_done() {
         let mut rng = Rng::new(seed as u64);
         for round in 0..4 {
             let pace = if round % 2 == 0 { Pace::Async } else { Pace::AtBound };
-            let config = BackConfig { order, pace, dirty_max: Some(ByteSize::mib(16)) };
+            let config = BackConfig {
+                order,
+                pace,
+                dirty_max: Some(ByteSize::mib(16)),
+                ..BackConfig::default()
+            };
             let cache = builder(dir.path(), Some(config)).open().unwrap();
             let disk = cache.volume("disk").unwrap();
             for _ in 0..150 {
@@ -192,7 +197,7 @@ fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
         let dir = TempDir::new().unwrap();
         let mut rng = Rng::new(seed);
         let order = Order::Journaled(crate::block::back::Cuts::Flushes);
-        let config = BackConfig { order, pace: Pace::Async, dirty_max: None };
+        let config = BackConfig { order, pace: Pace::Async, ..BackConfig::default() };
         let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
         let disk = cache.volume("disk").unwrap();
         let done = |pending: crate::block::Pending<()>| {
@@ -414,4 +419,52 @@ fn a_write_log_that_cannot_be_leaves_no_file_behind() {
     let why = open::format(&config, [3; 32], UnixSecs(1)).unwrap_err().to_string();
     assert!(why.contains("too few"), "{why}");
     assert!(!path.exists());
+}
+
+#[test]
+fn a_mark_is_durable_when_it_is_answered_and_known_after_a_restart_and_in_the_marker() {
+    let dir = TempDir::new().unwrap();
+    let last = |cache: &Cache| {
+        let status = cache.core().back_status("disk").unwrap();
+        let stored = status.stored_mark == status.last_mark;
+        status.last_mark.map(|name| (name, stored))
+    };
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    assert_eq!(last(&cache), None);
+    disk.consistency_point("before the move").unwrap();
+    disk.consistency_point("nightly").unwrap();
+    let status = cache.core().back_status("disk").unwrap().status;
+    assert_eq!((status.dirty, status.positions), (4096, [0, 3, 2, 3]));
+    assert_eq!(last(&cache), Some(("nightly".into(), false)));
+    disk.write(0, [2; 512]).wait().unwrap();
+    let why = disk.consistency_point("").unwrap_err().to_string();
+    assert!(why.contains("1 to 255 bytes"), "{why}");
+    assert!(disk.consistency_point(&"x".repeat(256)).is_err());
+    drop((disk, cache));
+    // Neither is taken for a write.
+    let found =
+        crate::block::inspect::inspect(&dir.path().join("cache"), &mut |_, _| true).unwrap();
+    assert_eq!((found.faulty(), found.dirty_data.unwrap().volumes[0].bytes), (0, 4096));
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    assert_eq!(last(&cache), Some(("nightly".into(), false)));
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read[..512].iter().all(|&b| b == 2) && read[512..].iter().all(|&b| b == 1));
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(last(&cache), Some(("nightly".into(), true)));
+    assert!(store(dir.path())[..512].iter().all(|&b| b == 2));
+    assert!(cache.detach("disk", &mut |_| true).unwrap());
+    let marker = std::fs::read(dir.path().join("disk.larder")).unwrap();
+    let [a, b] = [&marker[..4096], &marker[4096..8192]];
+    let marker = larder_format::block::marker::choose(a, b).unwrap().marker;
+    assert_eq!(marker.mark.as_deref(), Some("nightly"));
+}
+
+#[test]
+fn a_volume_that_writes_through_has_no_marks() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), None).open().unwrap();
+    let why = cache.volume("disk").unwrap().consistency_point("a").unwrap_err().to_string();
+    assert!(why.contains("does not write back"), "{why}");
 }

@@ -86,6 +86,10 @@ faults! {
     TakenUpUnreplayed,
     /// `setback`: a marker that was set back is believed.
     SetBackBelieved,
+    /// `flushlog`: a mark is answered before it is durable.
+    MarkNotAwaited,
+    /// A write is answered though the oldest that is dirty is older than it may be.
+    AgeIgnored,
     /// `gap`: a volume whose sequences do not run on across lost batches is served.
     GapIgnored,
 }

@@ -11,7 +11,7 @@ use larder_format::block::write_log::{
 
 use super::super::segments::{Placed, Purpose};
 use super::super::volume_log::{Kind, Logged, VolumeLog};
-use super::{Append, Asks, Attached, Pending, Start, WriteLog};
+use super::{Append, Asks, Attached, Flushing, Pending, Start, WriteLog};
 
 /// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
 #[derive(Clone, Debug)]
@@ -41,8 +41,9 @@ impl<B> Append<B> {
             Kind::Write => RecordKind::Write,
             Kind::Zero => RecordKind::Zero,
             Kind::Trim => RecordKind::Trim,
+            Kind::Mark => RecordKind::Mark,
         };
-        let may_punch = self.may_punch && kind != RecordKind::Write;
+        let may_punch = self.may_punch && matches!(self.kind, Kind::Zero | Kind::Trim);
         Record {
             attachment: self.attachment,
             generation,
@@ -136,8 +137,19 @@ impl<B: Clone> WriteLog<B> {
                 place: first + from - self.config.at,
                 room: room(bytes),
             };
-            (record.sequence, record.dependency) = volume.log.assign(logged, &mut volume.overlay);
+            let covers = (append.kind == Kind::Mark).then(|| volume.marks.next()).flatten();
+            (record.sequence, record.dependency) =
+                volume.log.assign(logged, covers, &mut volume.overlay);
             volume.since.push_back((record.sequence, now));
+            if append.kind == Kind::Mark {
+                let (sequence, batch) = (record.sequence, placed.number);
+                let position = volume.log.covers(sequence);
+                volume.marks.formed(sequence, position, batch);
+                let (op, attachment, position) =
+                    (append.op, append.attachment, position.min(volume.log.acknowledged()));
+                self.flushes.push(Flushing { op, attachment, position, batch });
+                self.flush_wanted = true;
+            }
             volume.pending.push_back(Pending { op: append.op, fua: append.fua });
             sums.extend_from_slice(append.sums.as_slice());
             volume.sums.push_back(append.sums);
