@@ -6,7 +6,7 @@ use std::path::Path;
 use larder_base::Rng;
 
 use super::*;
-use crate::block::back::{BackConfig, Grain, MarkerAt, Order, Pace};
+use crate::block::back::{Age, BackConfig, Cuts, Grain, MarkerAt, Order, Pace};
 use crate::block::{Builder, Cache};
 
 const BYTES: u64 = 8 << 20;
@@ -467,4 +467,126 @@ fn a_volume_that_writes_through_has_no_marks() {
     let cache = builder(dir.path(), None).open().unwrap();
     let why = cache.volume("disk").unwrap().consistency_point("a").unwrap_err().to_string();
     assert!(why.contains("does not write back"), "{why}");
+}
+
+/// The cache is lost at a random moment: what `recover` makes of store and journal is what the volume was at the mark that it names.
+#[test]
+fn where_marks_alone_count_a_recovered_store_is_at_the_mark_that_is_named() {
+    const LINES: u64 = 32;
+    let (mut marked, mut unmarked) = (0, 0);
+    for seed in 0..24 {
+        let dir = TempDir::new().unwrap();
+        let mut rng = Rng::new(seed);
+        let order = Order::Journaled(Cuts::Marks);
+        let config = BackConfig { order, ..BackConfig::default() };
+        let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let done = |pending: crate::block::Pending<()>| {
+            while !pending.is_done() {
+                cache.turn().unwrap();
+            }
+            pending.wait().unwrap();
+        };
+        let mut plain = vec![0u8; (LINES * 4096) as usize];
+        let mut marks = vec![plain.clone()];
+        for _ in 0..rng.range(20, 150) {
+            let (line, byte) = (rng.below(LINES), rng.next_u64() as u8);
+            plain[(line * 4096) as usize..((line + 1) * 4096) as usize].fill(byte);
+            done(disk.write(line * 4096, [byte; 4096]));
+            if rng.chance(0.2) {
+                done(disk.flush());
+            }
+            if rng.chance(0.1) {
+                marks.push(plain.clone());
+                let sequence = disk.consistency_point(&(marks.len() - 1).to_string()).unwrap();
+                assert!(sequence > 0);
+            }
+            for _ in 0..rng.below(6) {
+                cache.turn().unwrap();
+            }
+            if rng.chance(0.1) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        cache.core().refresh_marker(&cache.core().volume("disk").unwrap());
+        let files = ["disk", "disk.larder", "disk.larder.journal"];
+        let lost = files.map(|name| std::fs::read(dir.path().join(name)).unwrap());
+        let status = cache.core().back_status("disk").unwrap();
+        assert_eq!((status.status.missed_marks, status.status.off_mark), (0, false));
+        drop((disk, cache));
+        for (name, bytes) in files.iter().zip(lost) {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+        let options = OpenOptions { watch: false, ..OpenOptions::default() };
+        let backing = backing::open_with(&uri, &options).unwrap();
+        let told = crate::block::back::recover(&*backing, None, false).unwrap();
+        assert!(told.recovered, "{told:?}");
+        let at: usize = told.mark.as_deref().map_or(0, |name| name.parse().unwrap());
+        let left = store(dir.path());
+        assert!(left[..plain.len()] == marks[at][..], "seed {seed}: {told:?} {status:?}");
+        *(if at > 0 { &mut marked } else { &mut unmarked }) += 1;
+    }
+    assert!(marked > 10 && unmarked < 12, "{marked} of them had a mark");
+}
+
+#[test]
+fn without_a_mark_nothing_is_destaged_unless_somebody_asks_for_all() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Journaled(Cuts::Marks);
+    let age = Some(Age { most: larder_base::Nanos::from_millis(100), hard: false });
+    let config = BackConfig { order, age, ..BackConfig::default() };
+    let cache = builder(dir.path(), Some(config)).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    let status = || cache.core().back_status("disk").unwrap().status;
+    disk.write(0, [1; 4096]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(store(dir.path()).iter().all(|&b| b == 0));
+    let now = status();
+    assert!(now.no_mark && now.is_old && now.dirty == 4096, "{now:?}");
+    disk.consistency_point("first").unwrap();
+    let wait = |f: &dyn Fn() -> bool| {
+        for _ in 0..500 {
+            if f() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{:?}", status());
+    };
+    wait(&|| store(dir.path())[0] == 1 && status().positions[0] == status().positions[3]);
+    let now = status();
+    assert_eq!((now.no_mark, now.off_mark, now.missed_marks), (false, false, 0), "{now:?}");
+    // All of it is wanted there, mark or not.
+    disk.write(4096, [2; 4096]).wait().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert!(store(dir.path())[4096] == 2);
+    let now = status();
+    assert_eq!((now.off_mark, now.missed_marks), (true, 1), "{now:?}");
+    disk.consistency_point("second").unwrap();
+    wait(&|| !status().off_mark);
+    assert_eq!(cache.core().back_status("disk").unwrap().stored_mark.as_deref(), Some("second"));
+}
+
+#[test]
+fn what_nears_its_age_is_destaged_before_its_time() {
+    let dir = TempDir::new().unwrap();
+    let age = Some(Age { most: larder_base::Nanos::from_millis(200), hard: true });
+    let pace = Pace::Periodic(larder_base::Nanos::from_secs(3600));
+    let cache = builder(dir.path(), Some(BackConfig { age, ..ordered(pace) })).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    for round in 1..5u8 {
+        disk.write(0, vec![round; 4096]).wait().unwrap();
+        let mut looks = 0;
+        while store(dir.path())[0] != round {
+            looks += 1;
+            assert!(looks < 300, "round {round}: {:?}", cache.core().back_status("disk"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let none = BackConfig { age, ..ordered(Pace::AtBound) };
+    drop((disk, cache));
+    let why = builder(dir.path(), Some(none)).open().unwrap_err().to_string();
+    assert!(why.contains("destage=none") && why.contains("leave one of the two out"), "{why}");
 }

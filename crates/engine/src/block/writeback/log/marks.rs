@@ -209,6 +209,7 @@ mod tests {
     use larder_format::block::write_log::SegmentGeometry;
 
     use super::super::super::destager::{Config as Destage, Pace};
+    use super::super::super::throttle::Age;
     use super::super::super::volume_log::{Cuts, Order};
     use super::super::{Asked, Attach, Config};
     use super::*;
@@ -261,12 +262,11 @@ mod tests {
         }
     }
 
-    fn write(log: &mut WriteLog<Vec<u8>>, op: u64) {
-        let mut asks = Asks::default();
+    fn append(op: u64) -> Append<Vec<u8>> {
         let bytes = vec![op as u8; 4096];
         let sums = Sums::new(&pieces::sums(&bytes).collect::<Vec<_>>());
         let (op, kind) = (OpId(op), Kind::Write);
-        let append = Append {
+        Append {
             op,
             attachment: 1,
             kind,
@@ -276,9 +276,13 @@ mod tests {
             sums,
             fua: false,
             may_punch: false,
-        };
-        log.append(NOW, append, &mut asks);
-        assert!(carry(log, asks).contains(&op));
+        }
+    }
+
+    fn write(log: &mut WriteLog<Vec<u8>>, op: u64) {
+        let mut asks = Asks::default();
+        log.append(NOW, append(op), &mut asks);
+        assert!(carry(log, asks).contains(&OpId(op)));
     }
 
     /// Asks for a mark, and has it written.
@@ -330,5 +334,69 @@ mod tests {
         assert_eq!(log.mark_state(1, number), MarkState::Failed);
         assert_eq!(log.mark(1, "later", b"later".to_vec(), &mut asks), None);
         assert_eq!(log.mark_state(2, 1), MarkState::Failed);
+    }
+
+    /// Steps that the volume takes now.
+    fn steps(log: &mut WriteLog<Vec<u8>>, now: Nanos) -> Vec<Asked> {
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.step(now, 1, &mut out, &mut asks);
+        carry(log, asks);
+        out
+    }
+
+    /// A volume that holds all that it may, and whose writes come after the only mark.
+    fn full(order: Order) -> WriteLog<Vec<u8>> {
+        let mut log = log(order);
+        log.volumes.get_mut(&1).unwrap().throttle.set_bound(16 << 10);
+        for op in 1..=6 {
+            let mut asks = Asks::default();
+            log.append(NOW, append(op), &mut asks);
+            carry(&mut log, asks);
+        }
+        let mut asks = Asks::default();
+        log.flush(NOW, 1, OpId(99), &mut asks);
+        carry(&mut log, asks);
+        log
+    }
+
+    #[test]
+    fn a_full_log_waits_for_a_mark_or_misses_one_as_it_was_told() {
+        let mut waits = full(Order::Journaled(Cuts::Marks));
+        assert!(steps(&mut waits, NOW).is_empty());
+        let status = waits.status(NOW, 1).unwrap();
+        assert!(status.no_mark && status.positions[1] < status.positions[3], "{status:?}");
+        // What waits for room is behind what was answered: the mark stands for that, and makes room.
+        let mut asks = Asks::default();
+        waits.mark(1, "now", b"now".to_vec(), &mut asks).unwrap();
+        let out = steps(&mut waits, NOW);
+        let [Asked::Journal { last, .. }] = &out[..] else { panic!("{out:?}") };
+        assert_eq!(*last, status.positions[1]);
+        assert_eq!(waits.status(NOW, 1).unwrap().missed_marks, 0);
+
+        let mut cuts = full(Order::Journaled(Cuts::MarksOrFull));
+        let out = steps(&mut cuts, NOW);
+        assert!(matches!(&out[..], [Asked::Journal { .. }]), "{out:?}");
+        let status = cuts.status(NOW, 1).unwrap();
+        assert_eq!((status.missed_marks, status.off_mark), (1, true));
+    }
+
+    #[test]
+    fn what_is_half_as_old_as_it_may_be_is_destaged_though_no_flush_came() {
+        let mut log = log(Order::Journaled(Cuts::Flushes));
+        log.volumes.get_mut(&1).unwrap().age =
+            Some(Age { most: Nanos::from_secs(60), hard: false });
+        write(&mut log, 1);
+        let mut asks = Asks::default();
+        log.due(NOW + Nanos::from_millis(60), &mut asks);
+        carry(&mut log, asks);
+        assert!(steps(&mut log, NOW).is_empty());
+        let half = NOW + Nanos::from_secs(30);
+        assert_eq!(log.wakes(NOW), Some(half));
+        assert!(steps(&mut log, half - Nanos(1)).is_empty());
+        let mut asks = Asks::default();
+        log.due(half, &mut asks);
+        assert_eq!(asks.steps, [1]);
+        let out = steps(&mut log, half);
+        assert!(matches!(&out[..], [Asked::Journal { last: 1, .. }]), "{out:?}");
     }
 }
