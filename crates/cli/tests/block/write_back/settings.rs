@@ -29,7 +29,7 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
         (&["--write", "back:ordered,grain=line"], &["grain='line'", "flush or completion"]),
         (&["--write", "back:any,destage=soon"], &["destage='soon'", "periodic:SECONDS"]),
         (&["--write", "back:any,destage=periodic:0"], &["periodic:0", "between 1 and"]),
-        (&["--write", "db=back:any,cut=marks"], &["'cut=marks'", "known are grain="]),
+        (&["--write", "db=back:any,cut=marks"], &["cut=", "'journaled' alone"]),
         (&["--write", "db=back:any,destage=none,destage=none"], &["destage= is said twice"]),
         (&["--write", "db=hdd-inv"], &["hdd-inv is of all volumes", "without 'db='"]),
         (&["--write", "hdd-inv", "--write", "hdd-upd"], &["hdd-upd", "hdd-inv", "choose one"]),
