@@ -186,6 +186,7 @@ impl Control {
                 self.attach(&volume, &uri, (read_only, trust_unchanged), &back, go_on)
             }
             Request::Flush { volume } => self.flush(volume.as_deref(), go_on),
+            Request::Mark { volume, name } => self.mark(&volume, &name, go_on),
             Request::Detach { volume, disconnect, seconds, keep_dirty } => {
                 let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
                 self.detach(&volume, (disconnect, keep_dirty), timeout, go_on)

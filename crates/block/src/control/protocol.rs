@@ -45,6 +45,13 @@ pub enum Request {
         #[serde(default)]
         volume: Option<String>,
     },
+    /// A consistency point of a volume that writes back.
+    Mark {
+        /// The volume.
+        volume: String,
+        /// The mark's name: 1 to 255 bytes.
+        name: String,
+    },
     /// A volume whose store has grown, or is to grow, is to have its size.
     Resize {
         /// Its name.
@@ -152,6 +159,9 @@ pub struct WriteBack {
     /// Bytes of the write log that it may hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<u64>,
+    /// How old what is dirty may become: `60`, `5,hard`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_age_max: Option<String>,
     /// Where its marker is: a path from the root, or a URI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marker: Option<String>,
@@ -257,12 +267,14 @@ mod tests {
                 back: WriteBack {
                     write: Some("back:ordered".into()),
                     dirty_max: Some(1 << 30),
+                    dirty_age_max: Some("5,hard".into()),
                     marker: Some("/m".into()),
                     no_marker: true,
                 },
             },
             Request::Flush { volume: None },
             Request::Flush { volume: Some("a".into()) },
+            Request::Mark { volume: "a".into(), name: "vor dem Umzug: ä".into() },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
             Request::Detach {
                 volume: "ä".into(),

@@ -449,6 +449,17 @@ impl CachedVolume {
         self.ask([Command::Flush])
     }
 
+    /// A consistency point of a volume that writes back: whatever has ended before is durable on the cache's flash, under that name (1 to 255
+    /// bytes), and where the volume's epochs end at marks, its store may be what it is now. It waits until that is so, and brings nothing to
+    /// the store. Other volumes have none. Returns the mark's sequence.
+    ///
+    /// # Errors
+    /// When the volume does not write back, the name is none, or the write log fails.
+    pub fn consistency_point(&self, name: &str) -> Result<u64, CacheError> {
+        let sequence = self.cache.0.core.mark(self.name(), name, &mut || true)?;
+        Ok(sequence.unwrap_or(0))
+    }
+
     /// The range reads as zeroes from now on.
     pub fn zero(&self, offset: u64, len: u64) -> Pending<()> {
         let zero = |(offset, len)| Command::WriteZeroes {

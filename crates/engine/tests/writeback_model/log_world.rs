@@ -23,6 +23,7 @@ use larder_engine::block::writeback::log::{
     Asked, Asks, Config, Found, Parks, Piece, Sums, ToWrite, WriteLog,
 };
 use larder_engine::block::writeback::overlay::{Dirty, Holds};
+use larder_engine::block::writeback::throttle::Age;
 use larder_engine::block::writeback::volume_log::{Kind, Order};
 use larder_format::Uuid;
 use larder_format::block::write_log::{SegmentGeometry, pieces};
@@ -69,6 +70,8 @@ struct Write {
     /// When it was issued, and answered; and when somebody knew that it is done: its client, or who saw it.
     issued: u64,
     answered: u64,
+    /// The time of that.
+    at: Option<Nanos>,
     done: u64,
     /// When the last FLUSH was issued that had been answered when this was.
     level: u64,
@@ -107,6 +110,7 @@ struct Volume {
     letter: char,
     destage: destager::Config,
     bound: u64,
+    age: Option<Age>,
     store: Store,
     /// Numbers of the writes, by sequence.
     log: Vec<u64>,
@@ -134,6 +138,8 @@ pub(super) struct World {
     writes: Vec<Write>,
     ops: BTreeMap<OpId, Op>,
     next_op: u64,
+    /// Marks that somebody waits for: volume, number, and what the log calls it.
+    marks: Vec<(usize, u64, u64)>,
     ios: Vec<Io>,
     /// The store of this volume does not answer.
     stuck: Option<usize>,
@@ -166,6 +172,7 @@ impl World {
             fua: false,
             issued: 0,
             answered: 0,
+            at: None,
             done: 0,
             level: 0,
             sequence: 0,
@@ -182,6 +189,7 @@ impl World {
             writes: vec![none],
             ops: BTreeMap::new(),
             next_op: 0,
+            marks: Vec::new(),
             ios: Vec::new(),
             stuck: None,
             failures,
@@ -232,6 +240,7 @@ impl World {
         for (op, failed) in asks.answers {
             self.answered(op, failed)?;
         }
+        self.hear_marks()?;
         self.check_held()
     }
 
@@ -365,7 +374,8 @@ impl World {
             }
             match self.rng.below(1_000) {
                 0..360 if !self.log.is_started() => {}
-                0..250 => self.issue()?,
+                0..240 => self.issue()?,
+                240..250 => self.mark()?,
                 250..300 => self.flush()?,
                 300..360 => self.read()?,
                 360..385 => self.refresh(),
@@ -425,6 +435,9 @@ impl World {
         self.quiet()?;
         if !self.log.is_started() {
             return Err(format!("a start does not come to its end: {:?}", self.log));
+        }
+        if !self.marks.is_empty() {
+            return Err(format!("marks {:?} are not durable: {:?}", self.marks, self.log));
         }
         if !self.ops.is_empty() {
             let why =
@@ -490,12 +503,17 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
     };
     let most = [4 << 10, 32 << 10, 1 << 20][rng.below(3) as usize];
     let destage = destager::Config { order, pace, most, depth: rng.range(1, 4) as u32 };
+    let age = (pace != Pace::AtBound && rng.chance(0.6)).then(|| Age {
+        most: Nanos::from_millis([1, 10, 50, 500][rng.below(4) as usize]),
+        hard: rng.chance(0.6),
+    });
     let bound = [24 << 10, 64 << 10, area / 3, area][rng.below(4) as usize];
     Volume {
         attachment: i as u32 + 1,
         letter,
         destage,
         bound,
+        age,
         store: Store::new(rng.range(24, 96)),
         log: Vec::new(),
         blocked: VecDeque::new(),

@@ -82,12 +82,12 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::AnsweredOutOfOrder
         | Planted::WindowNotFlushed
         | Planted::LostNotRewritten
-        | Planted::LivesIgnored => "acfj",
+        | Planted::LivesIgnored => "acfjk",
         Planted::DependencyIgnored | Planted::DependencyForgotten | Planted::FrontierNotNoted => {
             "cf"
         }
         Planted::ShownBeforeAnswered => "c",
-        Planted::JournalNotFlushed | Planted::NoJournal | Planted::CutAnywhere => "j",
+        Planted::JournalNotFlushed | Planted::NoJournal | Planted::CutAnywhere => "jk",
         Planted::FreedBeforeSaid
         | Planted::NoReserve
         | Planted::RetiredInAnyOrder
@@ -115,6 +115,8 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::PinsIgnored
         | Planted::FooterBeforePayload
         | Planted::FooterNotPinned
+        | Planted::MarkNotAwaited
+        | Planted::AgeIgnored
         | Planted::OlderFrontierCounts => "",
     };
     let mut missed = Vec::new();
@@ -170,6 +172,8 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 23] =
         (P::LivesIgnored, "acf"),
         (P::FlushNotAwaited, "acf"),
         (P::FlushBegunBefore, "acf"),
+        (P::MarkNotAwaited, "acf"),
+        (P::AgeIgnored, "acf"),
         (P::StartNotFlushed, "acf"),
         (P::PinsIgnored, "acf"),
         (P::FooterBeforePayload, "acf"),

@@ -1,6 +1,7 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
 pub mod journal;
+mod marks;
 pub mod offline;
 mod recover;
 mod start;
@@ -30,6 +31,7 @@ use super::volume::Volume;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
+pub use larder_engine::block::writeback::throttle::Age;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
 pub(super) use start::{check_through, start};
 use steps::{NotDone, Way};
@@ -61,11 +63,18 @@ pub struct BackConfig {
     pub pace: Pace,
     /// Bytes of the log that it may hold; by default an equal share of four fifths of the log, at most 4 GiB.
     pub dirty_max: Option<ByteSize>,
+    /// How old what is dirty may become; by default 60 s, as an aim. Not with a pace that waits for the log to fill up.
+    pub age: Option<Age>,
 }
 
 impl Default for BackConfig {
     fn default() -> BackConfig {
-        BackConfig { order: Order::Ordered(Grain::Flush), pace: Pace::Async, dirty_max: None }
+        BackConfig {
+            order: Order::Ordered(Grain::Flush),
+            pace: Pace::Async,
+            dirty_max: None,
+            age: None,
+        }
     }
 }
 
@@ -99,6 +108,10 @@ pub struct BackStatus {
     pub status: Status,
     /// How long ago the oldest dirty write was logged.
     pub age: Option<Nanos>,
+    /// The name of the last consistency point that the store has.
+    pub stored_mark: Option<String>,
+    /// The name of the last that is durable, in the log or in the store; empty if it could not be read.
+    pub last_mark: Option<String>,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
 }
@@ -215,6 +228,8 @@ impl Core {
             generation: written.state.generation,
             age: status.oldest.map(|oldest| now.saturating_sub(oldest)),
             status,
+            stored_mark: log.stored_mark(written.state.attachment).map(str::to_owned),
+            last_mark: log.last_mark(written.state.attachment).map(str::to_owned),
             closed: log.closed().map(str::to_owned),
         })
     }

@@ -34,7 +34,7 @@ fn order_of(order: Order) -> MarkerOrder {
         Order::Any => MarkerOrder::Any,
         Order::Ordered(Grain::Flush) => MarkerOrder::Flush,
         Order::Ordered(Grain::Completion) => MarkerOrder::Completion,
-        Order::Journaled(Cuts::Flushes | Cuts::Marks) => MarkerOrder::Journaled,
+        Order::Journaled(Cuts::Flushes | Cuts::Marks | Cuts::MarksOrFull) => MarkerOrder::Journaled,
     }
 }
 
@@ -114,15 +114,15 @@ pub(super) fn place_of(
     }
 }
 
-/// Reads a marker, and has the machine plan what follows.
+/// Reads a marker, and has the machine plan what follows. Returns the attachment that the marker is of, and the last mark that it names.
 pub(super) fn read_marker(
     name: &str,
     holder: &mut Holder,
     place: Option<&mut (dyn MarkerPlace + 'static)>,
-) -> Result<(), CacheError> {
+) -> Result<Option<(u32, String)>, CacheError> {
     let Some(place) = place else {
         let planned = holder.read(marker::Read::Absent { was: false }, None);
-        return planned.map_err(|why| refused(name, why, "the marker", None));
+        return planned.map(|()| None).map_err(|why| refused(name, why, "the marker", None));
     };
     let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
     let (read, said) = match &found {
@@ -130,7 +130,8 @@ pub(super) fn read_marker(
         Found::Absent { was } => (marker::Read::Absent { was: *was }, None),
         Found::Damaged => (marker::Read::Damaged, None),
     };
-    holder.read(read, said).map_err(|why| refused(name, why, &place.describe(), said))
+    holder.read(read, said).map_err(|why| refused(name, why, &place.describe(), said))?;
+    Ok(said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))))
 }
 
 /// A volume that does not write back: nothing else may hold writes of it that its store lacks, and this cache neither.
@@ -155,7 +156,7 @@ pub(in crate::block) fn check_through(
         fresh: Uuid([0; 16]),
     };
     let mut holder = Holder::comes(comer, Fault::default());
-    read_marker(name, &mut holder, place.as_deref_mut())
+    read_marker(name, &mut holder, place.as_deref_mut()).map(|_| ())
 }
 
 /// Reads the write log of the device, if it has one, and has its volumes served with what is in it. `sb` is the superblock as this start has
@@ -308,6 +309,7 @@ impl Core {
         };
         let back = self.back.get().ok_or_else(no_log)?;
         let config = wish.back.clone().unwrap_or_default();
+        config.age().map_err(|e| volume_error(name, e.to_string()))?;
         let journal = match config.order {
             Order::Journaled(_) => Some(journal_of(self, volume)?),
             _ => None,
@@ -337,7 +339,8 @@ impl Core {
             fresh: random_uuid()?,
         };
         let mut holder = Holder::comes(comer, Fault::default());
-        let begins = Begins { place, journal, config, marker: wish.marker.clone(), found };
+        let marker = wish.marker.clone();
+        let begins = Begins { place, journal, config, marker, mark: None, found };
         let mut way = Way::comes(self, back, volume, begins);
         way.carry_out(&mut holder, &mut |_| true).map_err(|why| why.or_say(name))
     }
@@ -388,6 +391,7 @@ impl Core {
             generation: state.generation,
             destage,
             bound: config.dirty_max.map(|bytes| bytes.0),
+            age: config.age().ok().flatten(),
             frontier,
             epoch,
             marker,
@@ -416,7 +420,10 @@ impl Core {
             attachment: state.attachment,
             frontier,
             time: super::unix_nanos(),
-            mark: None,
+            mark: self
+                .back
+                .get()
+                .and_then(|back| back.log().stored_mark(state.attachment).map(str::to_owned)),
             order: state.order,
             applied: 0,
         }

@@ -53,6 +53,8 @@ pub(super) struct Begins<'a> {
     pub journal: Option<Journal>,
     pub config: BackConfig,
     pub marker: MarkerAt,
+    /// The last mark that its store is known to have, and the attachment of which that was said.
+    pub mark: Option<(u32, String)>,
     /// What a start has found in the log.
     pub found: Option<(&'a Recovered, &'a scan::Scan)>,
 }
@@ -125,7 +127,8 @@ impl<'a> Way<'a> {
         match step {
             Step::Read => {
                 if let Which::Comes(begins) = &mut self.which {
-                    read_marker(&volume.name, holder, begins.place.as_deref_mut())?;
+                    let place = begins.place.as_deref_mut();
+                    begins.mark = read_marker(&volume.name, holder, place)?;
                 }
                 return Ok(());
             }
@@ -244,14 +247,21 @@ impl<'a> Way<'a> {
         }
     }
 
-    fn replay(&self, state: &WrittenBack, generation: u64) -> Result<Option<Applied>, NotDone> {
+    fn replay(
+        &mut self,
+        state: &WrittenBack,
+        generation: u64,
+    ) -> Result<Option<Applied>, NotDone> {
         let Which::Comes(Begins { journal: Some(journal), .. }) = &self.which else {
             return Ok(None);
         };
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
         let applied = journal.apply(of, self.volume.volume().backing());
-        let applied = applied.map_err(|reason| self.fail(reason))?;
-        Ok(applied.map(|applied| Applied { epoch: applied.epoch, last: applied.last }))
+        let Some(applied) = applied.map_err(|reason| self.fail(reason))? else { return Ok(None) };
+        if let (Which::Comes(begins), Some(mark)) = (&mut self.which, applied.mark) {
+            begins.mark = Some((state.attachment, mark));
+        }
+        Ok(Some(Applied { epoch: applied.epoch, last: applied.last }))
     }
 
     /// The superblock says of the volume what it holds.
@@ -321,16 +331,24 @@ impl<'a> Way<'a> {
         let found = begins
             .found
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
+        let of = [Some(state.attachment), holder.before()];
+        let mark = begins.mark.take().filter(|(said, _)| of.contains(&Some(*said)));
         call_log(core, None, |log, asks| {
             let now = core.now();
             if log.is_aside(state.attachment) {
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);
+            if let Some((_, mark)) = mark {
+                log.had_mark(state.attachment, mark);
+            }
             if let Some((found, scanned)) = found {
                 log.recover(now, state.attachment, found, scanned);
             }
         });
+        if found.is_some() {
+            core.name_marks(back, state.attachment);
+        }
         // What it had under another number is void.
         if let Some(before) = holder.before().filter(|before| *before != state.attachment) {
             back.log().detach(before);

@@ -6,7 +6,7 @@ use std::path::Path;
 use larder_base::Rng;
 
 use super::*;
-use crate::block::back::{BackConfig, Grain, MarkerAt, Order, Pace};
+use crate::block::back::{Age, BackConfig, Cuts, Grain, MarkerAt, Order, Pace};
 use crate::block::{Builder, Cache};
 
 const BYTES: u64 = 8 << 20;
@@ -26,7 +26,7 @@ fn builder(dir: &Path, back: Option<BackConfig>) -> Builder {
 }
 
 fn ordered(pace: Pace) -> BackConfig {
-    BackConfig { order: Order::Ordered(Grain::Flush), pace, dirty_max: None }
+    BackConfig { order: Order::Ordered(Grain::Flush), pace, ..BackConfig::default() }
 }
 
 fn store(dir: &Path) -> Vec<u8> {
@@ -141,7 +141,12 @@ fn random_operations_are_what_a_plain_file_would_have_done() {
         let mut rng = Rng::new(seed as u64);
         for round in 0..4 {
             let pace = if round % 2 == 0 { Pace::Async } else { Pace::AtBound };
-            let config = BackConfig { order, pace, dirty_max: Some(ByteSize::mib(16)) };
+            let config = BackConfig {
+                order,
+                pace,
+                dirty_max: Some(ByteSize::mib(16)),
+                ..BackConfig::default()
+            };
             let cache = builder(dir.path(), Some(config)).open().unwrap();
             let disk = cache.volume("disk").unwrap();
             for _ in 0..150 {
@@ -192,7 +197,7 @@ fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
         let dir = TempDir::new().unwrap();
         let mut rng = Rng::new(seed);
         let order = Order::Journaled(crate::block::back::Cuts::Flushes);
-        let config = BackConfig { order, pace: Pace::Async, dirty_max: None };
+        let config = BackConfig { order, pace: Pace::Async, ..BackConfig::default() };
         let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
         let disk = cache.volume("disk").unwrap();
         let done = |pending: crate::block::Pending<()>| {
@@ -673,4 +678,172 @@ fn a_volume_that_changed_over_is_found_so_after_a_kill() {
     cache.volume("disk").unwrap().write(0, [3; 4096]).wait().unwrap();
     let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
     assert!(read.iter().all(|&b| b == 3));
+#[test]
+fn a_mark_is_durable_when_it_is_answered_and_known_after_a_restart_and_in_the_marker() {
+    let dir = TempDir::new().unwrap();
+    let last = |cache: &Cache| {
+        let status = cache.core().back_status("disk").unwrap();
+        let stored = status.stored_mark == status.last_mark;
+        status.last_mark.map(|name| (name, stored))
+    };
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    assert_eq!(last(&cache), None);
+    disk.consistency_point("before the move").unwrap();
+    disk.consistency_point("nightly").unwrap();
+    let status = cache.core().back_status("disk").unwrap().status;
+    assert_eq!((status.dirty, status.positions), (4096, [0, 3, 2, 3]));
+    assert_eq!(last(&cache), Some(("nightly".into(), false)));
+    disk.write(0, [2; 512]).wait().unwrap();
+    let why = disk.consistency_point("").unwrap_err().to_string();
+    assert!(why.contains("1 to 255 bytes"), "{why}");
+    assert!(disk.consistency_point(&"x".repeat(256)).is_err());
+    drop((disk, cache));
+    // Neither is taken for a write.
+    let found =
+        crate::block::inspect::inspect(&dir.path().join("cache"), &mut |_, _| true).unwrap();
+    assert_eq!((found.faulty(), found.dirty_data.unwrap().volumes[0].bytes), (0, 4096));
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    assert_eq!(last(&cache), Some(("nightly".into(), false)));
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read[..512].iter().all(|&b| b == 2) && read[512..].iter().all(|&b| b == 1));
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(last(&cache), Some(("nightly".into(), true)));
+    assert!(store(dir.path())[..512].iter().all(|&b| b == 2));
+    assert!(cache.detach("disk", &mut |_| true).unwrap());
+    let marker = std::fs::read(dir.path().join("disk.larder")).unwrap();
+    let [a, b] = [&marker[..4096], &marker[4096..8192]];
+    let marker = larder_format::block::marker::choose(a, b).unwrap().marker;
+    assert_eq!(marker.mark.as_deref(), Some("nightly"));
+}
+
+#[test]
+fn a_volume_that_writes_through_has_no_marks() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), None).open().unwrap();
+    let why = cache.volume("disk").unwrap().consistency_point("a").unwrap_err().to_string();
+    assert!(why.contains("does not write back"), "{why}");
+}
+
+/// The cache is lost at a random moment: what `recover` makes of store and journal is what the volume was at the mark that it names.
+#[test]
+fn where_marks_alone_count_a_recovered_store_is_at_the_mark_that_is_named() {
+    const LINES: u64 = 32;
+    let (mut marked, mut unmarked) = (0, 0);
+    for seed in 0..24 {
+        let dir = TempDir::new().unwrap();
+        let mut rng = Rng::new(seed);
+        let order = Order::Journaled(Cuts::Marks);
+        let config = BackConfig { order, ..BackConfig::default() };
+        let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let done = |pending: crate::block::Pending<()>| {
+            while !pending.is_done() {
+                cache.turn().unwrap();
+            }
+            pending.wait().unwrap();
+        };
+        let mut plain = vec![0u8; (LINES * 4096) as usize];
+        let mut marks = vec![plain.clone()];
+        for _ in 0..rng.range(20, 150) {
+            let (line, byte) = (rng.below(LINES), rng.next_u64() as u8);
+            plain[(line * 4096) as usize..((line + 1) * 4096) as usize].fill(byte);
+            done(disk.write(line * 4096, [byte; 4096]));
+            if rng.chance(0.2) {
+                done(disk.flush());
+            }
+            if rng.chance(0.1) {
+                marks.push(plain.clone());
+                let sequence = disk.consistency_point(&(marks.len() - 1).to_string()).unwrap();
+                assert!(sequence > 0);
+            }
+            for _ in 0..rng.below(6) {
+                cache.turn().unwrap();
+            }
+            if rng.chance(0.1) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        cache.core().refresh_marker(&cache.core().volume("disk").unwrap());
+        let files = ["disk", "disk.larder", "disk.larder.journal"];
+        let lost = files.map(|name| std::fs::read(dir.path().join(name)).unwrap());
+        let status = cache.core().back_status("disk").unwrap();
+        assert_eq!((status.status.missed_marks, status.status.off_mark), (0, false));
+        drop((disk, cache));
+        for (name, bytes) in files.iter().zip(lost) {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+        let options = OpenOptions { watch: false, ..OpenOptions::default() };
+        let backing = backing::open_with(&uri, &options).unwrap();
+        let told = crate::block::back::recover(&*backing, None, false).unwrap();
+        assert!(told.recovered, "{told:?}");
+        let at: usize = told.mark.as_deref().map_or(0, |name| name.parse().unwrap());
+        let left = store(dir.path());
+        assert!(left[..plain.len()] == marks[at][..], "seed {seed}: {told:?} {status:?}");
+        *(if at > 0 { &mut marked } else { &mut unmarked }) += 1;
+    }
+    assert!(marked > 10 && unmarked < 12, "{marked} of them had a mark");
+}
+
+#[test]
+fn without_a_mark_nothing_is_destaged_unless_somebody_asks_for_all() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Journaled(Cuts::Marks);
+    let age = Some(Age { most: larder_base::Nanos::from_millis(100), hard: false });
+    let config = BackConfig { order, age, ..BackConfig::default() };
+    let cache = builder(dir.path(), Some(config)).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    let status = || cache.core().back_status("disk").unwrap().status;
+    disk.write(0, [1; 4096]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(store(dir.path()).iter().all(|&b| b == 0));
+    let now = status();
+    assert!(now.no_mark && now.is_old && now.dirty == 4096, "{now:?}");
+    disk.consistency_point("first").unwrap();
+    let wait = |f: &dyn Fn() -> bool| {
+        for _ in 0..500 {
+            if f() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{:?}", status());
+    };
+    wait(&|| store(dir.path())[0] == 1 && status().positions[0] == status().positions[3]);
+    let now = status();
+    assert_eq!((now.no_mark, now.off_mark, now.missed_marks), (false, false, 0), "{now:?}");
+    // All of it is wanted there, mark or not.
+    disk.write(4096, [2; 4096]).wait().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert!(store(dir.path())[4096] == 2);
+    let now = status();
+    assert_eq!((now.off_mark, now.missed_marks), (true, 1), "{now:?}");
+    disk.consistency_point("second").unwrap();
+    wait(&|| !status().off_mark);
+    assert_eq!(cache.core().back_status("disk").unwrap().stored_mark.as_deref(), Some("second"));
+}
+
+#[test]
+fn what_nears_its_age_is_destaged_before_its_time() {
+    let dir = TempDir::new().unwrap();
+    let age = Some(Age { most: larder_base::Nanos::from_millis(200), hard: true });
+    let pace = Pace::Periodic(larder_base::Nanos::from_secs(3600));
+    let cache = builder(dir.path(), Some(BackConfig { age, ..ordered(pace) })).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    for round in 1..5u8 {
+        disk.write(0, vec![round; 4096]).wait().unwrap();
+        let mut looks = 0;
+        while store(dir.path())[0] != round {
+            looks += 1;
+            assert!(looks < 300, "round {round}: {:?}", cache.core().back_status("disk"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let none = BackConfig { age, ..ordered(Pace::AtBound) };
+    drop((disk, cache));
+    let why = builder(dir.path(), Some(none)).open().unwrap_err().to_string();
+    assert!(why.contains("destage=none") && why.contains("leave one of the two out"), "{why}");
 }

@@ -229,6 +229,12 @@ fn a_volume_is_attached_to_write_back_and_drained_when_it_is_detached() {
         (&["--write", "back:best"][..], 2, &["'best' is no order", "choose any, ordered"][..]),
         (&["--write", "hdd-ssd"], 2, &["'hdd-ssd' does not say how to write back"]),
         (&["--dirty-max", "16m"], 2, &["'more' does not write back"]),
+        (&["--dirty-age-max", "5"], 2, &["'more' does not write back"]),
+        (
+            &["--write", HELD, "--dirty-age-max", "5"],
+            2,
+            &["destage=none", "leave one of the two out"],
+        ),
         (&["--write", HELD, "--read-only"], 2, &["is only read"]),
         (&["--marker", "/m", "--no-marker"], 2, &["--no-marker"]),
     ] {

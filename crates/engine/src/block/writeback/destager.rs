@@ -91,6 +91,8 @@ enum Phase {
 pub struct Destager {
     config: Config,
     phase: Phase,
+    /// Most bytes of a window, for its time.
+    limit: u64,
     window: Option<Window>,
     pieces: Vec<Dirty>,
     /// Pieces that the store was told of, and those of them that have ended.
@@ -119,6 +121,7 @@ impl Destager {
         Destager {
             config,
             phase: Phase::Idle,
+            limit: u64::MAX,
             window: None,
             pieces: Vec::new(),
             told: 0,
@@ -144,6 +147,36 @@ impl Destager {
     /// The last epoch that was begun.
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// In which order.
+    pub fn order(&self) -> Order {
+        self.config.order
+    }
+
+    /// Windows are to have no more bytes than this. (Epochs end where they may: their bound is the journal's.)
+    pub fn limit(&mut self, bytes: u64) {
+        self.limit = bytes;
+    }
+
+    /// Most bytes of the next window or epoch.
+    pub fn most(&self) -> u64 {
+        if self.is_journaled() { self.config.most } else { self.config.most.min(self.limit) }
+    }
+
+    /// Where the window ends that is on its way.
+    pub fn last(&self) -> Option<u64> {
+        self.window.as_ref().map(|window| *window.end())
+    }
+
+    /// When the last window began.
+    pub fn began(&self) -> Option<Nanos> {
+        self.began
+    }
+
+    /// Whether epochs go through a journal.
+    pub fn is_journaled(&self) -> bool {
+        matches!(self.config.order, Order::Journaled(_))
     }
 
     /// Whether nothing is on its way to the store.
@@ -198,7 +231,7 @@ impl Destager {
             return;
         }
         let journaled = matches!(self.config.order, Order::Journaled(_));
-        let most = if journaled { fx.epoch(self.config.most) } else { self.config.most };
+        let most = if journaled { fx.epoch(self.most()) } else { self.most() };
         let Some(window) = log.next(durable, most, pressed) else {
             // In vain: it is tried again in its time, not at once.
             if let (Pace::Periodic(_), true) = (self.config.pace, due) {
@@ -215,6 +248,8 @@ impl Destager {
         self.began = Some(now);
         let last = *window.end();
         self.window = Some(window);
+        // Marks alone change nothing that a journal could make whole.
+        let journaled = matches!(self.config.order, Order::Journaled(_)) && !self.pieces.is_empty();
         if journaled && !self.fault.is(Planted::NoJournal) {
             self.epoch += 1;
             self.phase = Phase::Journaling;
@@ -226,7 +261,7 @@ impl Destager {
 
     /// After a pause: from where nothing is lost.
     fn again(&mut self, now: Nanos, fx: &mut impl Effects) {
-        let journaled = matches!(self.config.order, Order::Journaled(_));
+        let journaled = matches!(self.config.order, Order::Journaled(_)) && !self.pieces.is_empty();
         if journaled && !self.in_place {
             if !fx.takes(self.pieces.iter().map(Dirty::memory).sum()) {
                 self.phase = Phase::Paused(now + PAUSE.0);

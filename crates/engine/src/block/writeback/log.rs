@@ -19,6 +19,7 @@
 mod batches;
 mod destage;
 mod footers;
+mod marks;
 mod memory;
 mod parking;
 mod put_aside;
@@ -33,6 +34,7 @@ use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
+pub use marks::{MarkState, NOBODY};
 pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
@@ -43,7 +45,7 @@ use super::planted::{Fault, Planted};
 use super::recovery::Recovered;
 use super::scan::Scan;
 use super::segments::{self, Segments};
-use super::throttle::Throttle;
+use super::throttle::{Age, Throttle};
 use super::volume_log::{Kind, VolumeLog};
 use crate::block::api::OpId;
 
@@ -110,6 +112,8 @@ pub struct Attach {
     pub destage: destager::Config,
     /// Bytes of the log that it may hold, where that is stated; else it shares what others leave.
     pub bound: Option<u64>,
+    /// How old what is dirty may become.
+    pub age: Option<Age>,
     /// Its records up to this one are durable in its store.
     pub frontier: u64,
     /// The last epoch of its journal.
@@ -242,8 +246,16 @@ struct Attached {
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
     parked: VecDeque<(u64, u64)>,
-    /// When records were logged: each from this sequence on, to the next.
+    /// When records were answered that are dirty: each from this sequence on, to the next.
     since: VecDeque<(u64, Nanos)>,
+    age: Option<Age>,
+    /// What was the first behind the frontier when a window was begun for its age, perhaps in vain.
+    pressed: u64,
+    /// Bytes a second that the last windows brought to the store.
+    speed: Option<f64>,
+    /// Epochs that ended at no mark though they were to, and whether the last one did.
+    missed_marks: u64,
+    off_mark: bool,
     throttle: Throttle,
     /// What it may hold of the log, where that is stated.
     stated: Option<u64>,
@@ -264,6 +276,7 @@ struct Attached {
     aside: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
+    marks: marks::Marks,
 }
 
 /// How far a start is.
@@ -310,6 +323,8 @@ pub struct WriteLog<B> {
     flushing: Option<u64>,
     /// Somebody waits for the next one.
     flush_wanted: bool,
+    /// A mark was asked for by somebody who carries nothing out.
+    mark_waits: bool,
     /// Bytes that were written and not flushed, and since when there are any.
     unflushed: u64,
     unflushed_since: Option<Nanos>,
@@ -364,6 +379,7 @@ impl<B: Clone> WriteLog<B> {
             flushes: Vec::new(),
             flushing: None,
             flush_wanted: false,
+            mark_waits: false,
             unflushed: 0,
             unflushed_since: None,
             bytes: 0,
@@ -395,6 +411,7 @@ impl<B: Clone> WriteLog<B> {
             generation,
             destage,
             bound,
+            age,
             frontier,
             epoch,
             marker,
@@ -410,6 +427,11 @@ impl<B: Clone> WriteLog<B> {
             sums: AllSums::default(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
+            age,
+            pressed: 0,
+            speed: None,
+            missed_marks: 0,
+            off_mark: false,
             throttle: Throttle::new(0, now),
             stated: bound,
             destager: Destager::new(destage, epoch),
@@ -422,6 +444,7 @@ impl<B: Clone> WriteLog<B> {
             draining: false,
             aside: false,
             destaged: 0,
+            marks: marks::Marks::default(),
         };
         #[cfg(feature = "planted")]
         {
@@ -457,6 +480,7 @@ impl<B: Clone> WriteLog<B> {
             let kind = match record.kind {
                 larder_format::block::write_log::Kind::Zero => Kind::Zero,
                 larder_format::block::write_log::Kind::Trim => Kind::Trim,
+                larder_format::block::write_log::Kind::Mark => Kind::Mark,
                 _ => Kind::Write,
             };
             let logged = super::volume_log::Logged {
@@ -469,8 +493,12 @@ impl<B: Clone> WriteLog<B> {
             let sequence = volume.log.recover_unshown(logged, record.dependency);
             let sums = (kind == Kind::Write).then(|| Sums::new(scan.sums(&dirty.entry)));
             volume.sums.push(sequence, sums);
-            volume.logged_at(sequence, now);
+            volume.answered_at(sequence, now);
             volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
+            if kind == Kind::Mark {
+                volume.marks.found(record.sequence, volume.log.covers(record.sequence));
+                continue;
+            }
             let holds = match logged.holds() {
                 Holds::Bytes(_) if !dirty.entry.readable => Holds::Unreadable,
                 holds => holds,
@@ -484,12 +512,15 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// Records of a volume are not needed any more.
-    fn settle(&mut self, attachment: u32, position: u64) -> u64 {
-        let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
-        let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
+    /// Returns what they held of the log, and their bytes.
+    fn settle(&mut self, attachment: u32, position: u64) -> (u64, u64) {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return (0, 0) };
+        let (segments, sums) = (&mut self.segments, &mut volume.sums);
+        let (mut room, mut bytes) = (0, 0);
         let parked = &mut volume.parked;
         volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
-            bytes += u64::from(logged.room());
+            room += u64::from(logged.room());
+            bytes += u64::from(logged.len);
             sums.pop(sequence);
             match parked.front().filter(|(of, _)| *of == sequence) {
                 Some(&(_, generation)) => {
@@ -508,7 +539,8 @@ impl<B: Clone> WriteLog<B> {
         if volume.log.is_clean() {
             volume.since.clear();
         }
-        bytes
+        volume.marks.stored(volume.log.frontier());
+        (room, bytes)
     }
 
     /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this
@@ -706,11 +738,13 @@ impl<B: Clone> WriteLog<B> {
     /// What is written, in order, is answered as far as the throttles let it be.
     fn acknowledge(&mut self, now: Nanos, asks: &mut Asks<B>) {
         let written = self.segments.written();
+        let ignored = self.fault.is(Planted::AgeIgnored);
         let mut promises = Vec::new();
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
                 let due = volume.due(now, u64::from(logged.room()));
+                let due = due.filter(|_| !volume.is_over(now) || ignored);
                 if due.is_none_or(|due| due > now) {
                     // What is at the bound is not destaged before it is durable: that is not left to the clock.
                     self.flush_wanted |= due.is_none() && volume.destager.is_idle();
@@ -718,6 +752,7 @@ impl<B: Clone> WriteLog<B> {
                 }
                 volume.throttle.acknowledged(now);
                 volume.log.answer(&mut volume.overlay);
+                volume.answered_at(volume.log.acknowledged(), now);
                 any = true;
                 let Some(Pending { op, fua }) = volume.pending.pop_front() else { continue };
                 if fua {
@@ -811,6 +846,7 @@ impl<B: Clone> WriteLog<B> {
             let answer = volume
                 .log
                 .answerable(written)
+                .filter(|_| !volume.is_over(now))
                 .and_then(|logged| volume.due(now, u64::from(logged.room())));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };
@@ -841,8 +877,12 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
-    /// The record of this sequence, the last of all, was logged now.
-    fn logged_at(&mut self, sequence: u64, now: Nanos) {
+    /// The record of this sequence, the last of those that are answered, is answered now.
+    fn answered_at(&mut self, sequence: u64, now: Nanos) {
+        if sequence == self.log.frontier() + 1 {
+            // What was answered before is not dirty any more.
+            self.since.clear();
+        }
         if self.since.back().is_none_or(|&(_, since)| since != now) {
             self.since.push_back((sequence, now));
         }
@@ -858,8 +898,30 @@ impl Attached {
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
-        let any = !self.destager.is_idle() || self.may_begin(durable);
-        self.destager.wakes().filter(|_| any && !self.aside)
+        let may_begin = self.may_begin(durable);
+        let any = !self.destager.is_idle() || may_begin;
+        let oldest = self.age.zip(self.oldest());
+        let aged = oldest.map(|(age, oldest)| age.presses(oldest));
+        let aged = aged.filter(|_| may_begin && self.pressed != self.log.frontier() + 1);
+        let wakes = self.destager.wakes().filter(|_| any).into_iter().chain(aged).min();
+        wakes.filter(|_| !self.aside)
+    }
+
+    /// When the oldest write was answered that is dirty.
+    fn oldest(&self) -> Option<Nanos> {
+        let any = self.log.acknowledged() > self.log.frontier();
+        self.since.front().filter(|_| any).map(|oldest| oldest.1)
+    }
+
+    /// Nothing is answered, since the oldest that is dirty is too old.
+    fn is_over(&self, now: Nanos) -> bool {
+        let age = self.age.filter(|age| age.hard);
+        age.zip(self.oldest()).is_some_and(|(age, oldest)| age.is_over(now, oldest))
+    }
+
+    /// Nothing is answered before some of it is destaged.
+    fn is_stopped(&self, now: Nanos) -> bool {
+        self.log.held() >= self.throttle.bound() || self.is_over(now)
     }
 
     /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.

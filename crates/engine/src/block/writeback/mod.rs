@@ -14,7 +14,7 @@
 //! | [`segments`] | where the next batch goes, what is written and durable, when a segment is used again |
 //! | [`scan`] | what a start reads of the log, and what it could not read |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
-//! | [`throttle`] | how fast writes are answered near the bound |
+//! | [`throttle`] | how fast writes are answered near the bound; how old what is dirty may become |
 //! | [`words`] | how an order and a pace are said |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these

@@ -94,6 +94,10 @@ faults! {
     FooterBeforePayload,
     /// A segment is used again while its footer is written.
     FooterNotPinned,
+    /// `flushlog`: a mark is answered before it is durable.
+    MarkNotAwaited,
+    /// A write is answered though the oldest that is dirty is older than it may be.
+    AgeIgnored,
     /// `gap`: a volume whose sequences do not run on across lost batches is served.
     GapIgnored,
 }

@@ -14,7 +14,7 @@
 //! `models/write_back.py`.
 
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use larder_format::block::write_log::{BLOCK, pieces};
 
@@ -48,8 +48,17 @@ pub enum Cuts {
     /// At a FLUSH, a FUA or a mark; anywhere if none comes.
     #[default]
     Flushes,
-    /// At marks alone.
+    /// At marks alone: where none comes, or none that fits the journal, nothing is destaged.
     Marks,
+    /// At marks; anywhere where nothing more can be answered because none comes.
+    MarksOrFull,
+}
+
+impl Cuts {
+    /// Whether it is marks that count.
+    pub fn are_marks(self) -> bool {
+        self != Cuts::Flushes
+    }
 }
 
 /// What a record does.
@@ -61,6 +70,8 @@ pub enum Kind {
     Zero,
     /// Trims.
     Trim,
+    /// A consistency point: an epoch may end here. It changes no bytes of the volume; its payload is its name.
+    Mark,
 }
 
 /// A write as the log has it.
@@ -68,7 +79,7 @@ pub enum Kind {
 pub struct Logged {
     /// First byte in the volume.
     pub at: u64,
-    /// Bytes.
+    /// Bytes; of a mark, those of its name.
     pub len: u64,
     /// What it does.
     pub kind: Kind,
@@ -102,6 +113,7 @@ impl Record {
             Kind::Write => (0, place, len as u32),
             Kind::Zero => (1, len, 0),
             Kind::Trim => (2, len, 0),
+            Kind::Mark => (3, place, len as u32),
         };
         let parked = if batch == 0 { NO_BATCH } else { 0 };
         Record { at, word: word | parked | kind << KIND, len, batch: batch as u32 }
@@ -113,7 +125,8 @@ impl Record {
         let (kind, place, len) = match self.word >> KIND {
             0 => (Kind::Write, below, self.len.into()),
             1 => (Kind::Zero, 0, below),
-            _ => (Kind::Trim, 0, below),
+            2 => (Kind::Trim, 0, below),
+            _ => (Kind::Mark, below, self.len.into()),
         };
         let behind = (newest as u32).wrapping_sub(self.batch);
         // The log's batches are fewer than 2^32.
@@ -133,9 +146,17 @@ impl Logged {
     /// What it shows.
     pub fn holds(&self) -> Holds {
         match self.kind {
-            Kind::Write => Holds::Bytes(self.place),
+            Kind::Write | Kind::Mark => Holds::Bytes(self.place),
             Kind::Zero => Holds::Zeros,
             Kind::Trim => Holds::Trimmed,
+        }
+    }
+
+    /// The bytes of the volume that it changes: none of a mark.
+    pub fn range(&self) -> Range<u64> {
+        match self.kind {
+            Kind::Mark => self.at..self.at,
+            _ => self.at..self.at + self.len,
         }
     }
 }
@@ -239,8 +260,17 @@ impl VolumeLog {
 
     /// A write gets the next sequence (the first of the pair), and its dependency as of now [depnow]: what had been answered on any
     /// connection [global], or promised.
-    pub fn assign(&mut self, logged: Logged, overlay: &mut Overlay) -> (u64, u64) {
+    ///
+    /// A mark of a journaled volume depends on what it stands for (`covers`): what had been answered when it was asked for.
+    pub fn assign(
+        &mut self,
+        logged: Logged,
+        covers: Option<u64>,
+        overlay: &mut Overlay,
+    ) -> (u64, u64) {
         let dependency = match self.order {
+            // The position that it stands for, as its caller has said.
+            Order::Journaled(_) if logged.kind == Kind::Mark => covers.unwrap_or(self.acknowledged),
             Order::Ordered(_) if self.fault.is(Planted::DependencyStale) => {
                 self.dependency(self.last()).unwrap_or(self.frontier)
             }
@@ -250,7 +280,7 @@ impl VolumeLog {
         };
         let sequence = self.push(logged, dependency);
         if self.fault.is(Planted::ShownBeforeAnswered) {
-            overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+            overlay.show(logged.range(), sequence, logged.holds());
         }
         (sequence, dependency)
     }
@@ -277,7 +307,7 @@ impl VolumeLog {
         let sequence = self.acknowledged + 1;
         let logged = self.record(sequence)?;
         if !self.fault.is(Planted::ShownBeforeAnswered) {
-            overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+            overlay.show(logged.range(), sequence, logged.holds());
         }
         self.acknowledged = sequence;
         Some(logged)
@@ -294,6 +324,27 @@ impl VolumeLog {
         if self.order == Order::Journaled(Cuts::Flushes) {
             self.cut(position);
         }
+    }
+
+    /// The position that the mark of this sequence stands for: all up to it is its image. Where epochs may end at it that is what had been
+    /// answered when it was asked for, since what waits for room in the log may be behind it; elsewhere its own.
+    pub fn covers(&self, sequence: u64) -> u64 {
+        match self.order {
+            Order::Journaled(_) => self.dependency(sequence).unwrap_or(sequence),
+            _ => sequence,
+        }
+    }
+
+    /// Whether an epoch may end at this position.
+    pub fn is_cut(&self, position: u64) -> bool {
+        // Marks change no bytes.
+        let from = (self.frontier..=position).rev().find(|&at| !self.is_mark(at));
+        let from = from.unwrap_or(position);
+        from <= self.frontier || self.cuts.iter().any(|cut| (from..=position).contains(cut))
+    }
+
+    fn is_mark(&self, sequence: u64) -> bool {
+        self.record(sequence).is_some_and(|logged| logged.kind == Kind::Mark)
     }
 
     /// A consistency point: an epoch may end here.
@@ -320,7 +371,7 @@ impl VolumeLog {
     }
 
     /// The records that may go to the store next; `durable` is the last batch known durable. An `any` window ends at `most` bytes; an
-    /// epoch takes the last cut that fits into `most` bytes, and where none does and it is `pressed`, as much as fits.
+    /// epoch takes the last cut that fits into `most` bytes, with the marks behind it, and where none does and it is `pressed`, as much as fits.
     pub fn next(&self, durable: u64, most: u64, pressed: bool) -> Option<Window> {
         let first = self.frontier + 1;
         let top = self.durable(durable);
@@ -334,16 +385,23 @@ impl VolumeLog {
                 fits.min(self.depend.get(after).map_or(u64::MAX, |&(first, _)| first - 1))
             }
             Order::Journaled(_) if self.fault.is(Planted::CutAnywhere) => fits,
-            Order::Journaled(cuts) => {
+            Order::Journaled(_) => {
                 let n = self.cuts.partition_point(|&cut| cut <= fits);
-                match n.checked_sub(1).and_then(|n| self.cuts.get(n)) {
-                    Some(&cut) => cut,
-                    None if pressed && cuts == Cuts::Flushes => fits,
-                    None => return None,
+                let cut = n.checked_sub(1).and_then(|n| self.cuts.get(n)).copied();
+                let end = self.over_marks(cut.unwrap_or(self.frontier), fits);
+                match end >= first {
+                    true => end,
+                    false if pressed => fits,
+                    false => return None,
                 }
             }
         };
         (end >= first).then_some(first..=end)
+    }
+
+    /// Where the marks behind this position end, or what may be destaged.
+    fn over_marks(&self, position: u64, top: u64) -> u64 {
+        (position + 1..=top).take_while(|&at| self.is_mark(at)).last().unwrap_or(position)
     }
 
     /// The last position such that the records up to it have at most so many bytes; at least the first.
@@ -361,7 +419,7 @@ impl VolumeLog {
         let mut versions = Overlay::default();
         for sequence in window.clone() {
             let Some(logged) = self.record(sequence) else { continue };
-            versions.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+            versions.show(logged.range(), sequence, logged.holds());
         }
         let mut writes = Vec::with_capacity(versions.extents());
         versions.look(0..u64::MAX, |stretch| {
@@ -385,7 +443,7 @@ impl VolumeLog {
             let logged = record.logged(self.newest);
             self.frontier += 1;
             self.held -= u64::from(logged.room());
-            overlay.settle(logged.at..logged.at + logged.len, self.frontier);
+            overlay.settle(logged.range(), self.frontier);
             each(self.frontier, logged);
         }
         while self.cuts.front().is_some_and(|&cut| cut <= self.frontier) {
@@ -410,6 +468,9 @@ impl VolumeLog {
     pub fn recover_unshown(&mut self, logged: Logged, dependency: u64) -> u64 {
         let forgotten = self.fault.is(Planted::DependencyForgotten);
         self.acknowledged = self.push(logged, if forgotten { self.frontier } else { dependency });
+        if logged.kind == Kind::Mark {
+            self.mark(self.covers(self.acknowledged));
+        }
         self.acknowledged
     }
 

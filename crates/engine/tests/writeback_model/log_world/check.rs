@@ -75,6 +75,10 @@ impl World {
             if !(frontier <= acknowledged && promised <= acknowledged && acknowledged <= last) {
                 return Err(format!("v{v}: positions {:?}", status.positions));
             }
+            let stored = self.log.stored_mark(self.volumes[v].attachment).map(str::to_owned);
+            if self.starting.is_none() && stored != self.mark_among(v, frontier) {
+                return Err(format!("v{v}: the store has mark {stored:?}, as is said"));
+            }
             let room = |n: &u64| {
                 let write = &self.writes[*n as usize];
                 let bytes = (write.sectors.end - write.sectors.start) * SECTOR;

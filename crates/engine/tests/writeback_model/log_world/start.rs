@@ -23,6 +23,7 @@ impl World {
             generation: 1,
             destage: volume.destage,
             bound: Some(volume.bound),
+            age: volume.age,
             frontier,
             epoch: 0,
             marker: volume.marker,
@@ -68,6 +69,7 @@ impl World {
             }
         }
         self.ops.clear();
+        self.marks.clear();
         self.volumes.iter_mut().for_each(|volume| volume.blocked.clear());
         self.start(weak)
     }
@@ -114,6 +116,16 @@ impl World {
             let mine = &found.volumes[&self.volumes[v].attachment];
             self.attach(v, mine.frontier);
             self.log.recover(self.now, self.volumes[v].attachment, mine, &scan);
+            if let Some(mark) = self.mark_among(v, mine.frontier) {
+                self.log.had_mark(self.volumes[v].attachment, mark);
+            }
+            for (sequence, piece) in self.log.unnamed_marks(self.volumes[v].attachment) {
+                let bytes = self.device.read(piece.place, piece.bytes as usize).to_vec();
+                self.log.name_mark(self.volumes[v].attachment, sequence, &piece, &bytes);
+            }
+            for &number in &self.volumes[v].log {
+                self.writes[number as usize].at = Some(self.now);
+            }
             let held =
                 self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
             self.volumes[v].may_hold = self.volumes[v].bound.max(held);

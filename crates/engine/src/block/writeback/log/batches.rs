@@ -12,7 +12,7 @@ use larder_format::block::write_log::{
 use super::super::segments::{Placed, Purpose, Size};
 use super::super::volume_log::{Kind, Logged, VolumeLog};
 use super::footers::Writing;
-use super::{Append, Asks, Attached, Config, Pending, Start, WriteLog};
+use super::{Append, Asks, Attached, Config, Flushing, Pending, Start, WriteLog};
 
 /// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
 #[derive(Clone, Debug)]
@@ -46,8 +46,9 @@ impl<B> Append<B> {
             Kind::Write => RecordKind::Write,
             Kind::Zero => RecordKind::Zero,
             Kind::Trim => RecordKind::Trim,
+            Kind::Mark => RecordKind::Mark,
         };
-        let may_punch = self.may_punch && kind != RecordKind::Write;
+        let may_punch = self.may_punch && matches!(self.kind, Kind::Zero | Kind::Trim);
         Record {
             attachment: self.attachment,
             generation,
@@ -133,8 +134,18 @@ impl<B: Clone> WriteLog<B> {
             let bytes = record.payload_bytes();
             let from = if bytes == 0 { end } else { end.next_multiple_of(BLOCK as u64) };
             let logged = append.logged(placed.number, first + from - self.config.at);
-            (record.sequence, record.dependency) = volume.log.assign(logged, &mut volume.overlay);
-            volume.logged_at(record.sequence, now);
+            let covers = (append.kind == Kind::Mark).then(|| volume.marks.next()).flatten();
+            (record.sequence, record.dependency) =
+                volume.log.assign(logged, covers, &mut volume.overlay);
+            if append.kind == Kind::Mark {
+                let (sequence, batch) = (record.sequence, placed.number);
+                let position = volume.log.covers(sequence);
+                volume.marks.formed(sequence, position, batch);
+                let (op, attachment, position) =
+                    (append.op, append.attachment, position.min(volume.log.acknowledged()));
+                self.flushes.push(Flushing { op, attachment, position, batch });
+                self.flush_wanted = true;
+            }
             volume.pending.push_back(Pending { op: append.op, fua: append.fua });
             sums.extend_from_slice(append.sums.as_slice());
             let sums = (append.kind == Kind::Write).then_some(append.sums);

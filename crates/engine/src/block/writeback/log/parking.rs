@@ -14,7 +14,7 @@ use larder_format::block::write_log::{
 use super::super::overlay::Dirty;
 use super::super::planted::Planted;
 use super::super::segments::Placed;
-use super::super::volume_log::{Kind, Logged};
+use super::super::volume_log::Kind;
 use super::footers::Writing;
 use super::{Asks, Piece, ToWrite, WriteLog, pin, unpin};
 
@@ -90,7 +90,7 @@ impl<B: Clone> WriteLog<B> {
             }
             let dirty = Dirty { at: logged.at, len: logged.len, sequence, holds: logged.holds() };
             let piece = match logged.kind {
-                Kind::Write => {
+                Kind::Write | Kind::Mark => {
                     bytes += logged.len;
                     volume.piece(&self.config, &dirty)
                 }
@@ -162,8 +162,10 @@ impl<B: Clone> WriteLog<B> {
                 Kind::Write => RecordKind::Write,
                 Kind::Zero => RecordKind::Zero,
                 Kind::Trim => RecordKind::Trim,
+                Kind::Mark => RecordKind::Mark,
             };
-            let lost = kind == RecordKind::Write && bytes.is_none();
+            let payload_wanted = matches!(logged.kind, Kind::Write | Kind::Mark);
+            let lost = payload_wanted && bytes.is_none();
             let unreadable = lost && !self.fault.is(Planted::DamageParkedAsData);
             let record = Record {
                 attachment,
@@ -274,19 +276,19 @@ impl<B: Clone> WriteLog<B> {
         let Some(parking) = self.parking.take_if(|parking| durable(parking)) else { return };
         let Some(volume) = self.volumes.get_mut(&parking.attachment) else { return };
         for (sequence, place, lost) in parking.records {
-            let Some(Logged { at, len, batch, .. }) = volume.log.record(sequence) else {
+            let Some(logged) = volume.log.record(sequence) else {
                 // The store has it by now.
                 self.segments.let_go_parked(parking.generation, Some(1));
                 continue;
             };
             let to = (!lost).then_some(place);
-            volume.overlay.moves(at..at + len, sequence, to);
+            volume.overlay.moves(logged.range(), sequence, to);
             volume.log.moved(sequence, place);
             volume.parked.push_back((sequence, parking.generation));
             if lost {
                 volume.sums.lose(sequence);
             }
-            self.segments.let_go(batch);
+            self.segments.let_go(logged.batch);
         }
     }
 }
