@@ -132,7 +132,7 @@ class WriteBack:
         self.note(what, peer, **self.served(peer, delay, measure))
 
     def workloads(self, delay):
-        seconds = ["--time_based", f"--runtime={self.options.back_seconds}"]
+        seconds = ["--time_based", f"--runtime={round(self.options.back_seconds * 1000)}ms"]
         for depth in (1, 16, 64):
             yield f"rand qd{depth}", ["--rw=randwrite", "--bs=4k", f"--iodepth={depth}", *seconds]
         # Each of so many clients waits for its flush: fio does not, within one.
@@ -153,7 +153,7 @@ class WriteBack:
 
         def measure(server, target):
             job = self.fio(target, ["--rw=randwrite", "--bs=4k", "--iodepth=16", "--time_based", "--ramp_time=5",
-                                    f"--runtime={self.options.held_seconds}", f"--write_lat_log={logs}", "--log_avg_msec=0"])
+                                    f"--runtime={round(self.options.held_seconds * 1000)}ms", f"--write_lat_log={logs}", "--log_avg_msec=0"])
             side = job["write"]
             with open(f"{logs}_clat.1.log") as f:
                 ends = sorted(int(line.split(",", 1)[0]) for line in f)
