@@ -122,6 +122,8 @@ struct Volume {
     marker: u64,
     /// What it may hold beside what is not answered: a start may find more.
     may_hold: u64,
+    /// It is put aside, or is about to be: clients ask nothing of it.
+    aside: bool,
 }
 
 pub(super) struct World {
@@ -145,6 +147,8 @@ pub(super) struct World {
     stuck: Option<usize>,
     /// Of a thousand I/Os so many fail.
     failures: u64,
+    /// Volumes are put aside with what is dirty, and taken up.
+    carries: bool,
     /// While a start goes on, of each volume how much of its log it has found.
     starting: Option<Vec<u64>>,
     /// Segments of which starts have read the footer.
@@ -193,6 +197,7 @@ impl World {
             ios: Vec::new(),
             stuck: None,
             failures,
+            carries: seed % 4 == 3,
             starting: None,
             sealed: 0,
         };
@@ -411,6 +416,10 @@ impl World {
                 970..985 => self.lose_cache()?,
                 985..990 => self.restart(false)?,
                 990..995 => self.restart(true)?,
+                _ if self.carries => {
+                    let v = self.rng.below(self.volumes.len() as u64) as usize;
+                    self.changes_side(v)?;
+                }
                 _ => {}
             }
             if self.log.wakes(self.now).is_some_and(|at| at <= self.now) && self.rng.chance(0.5) {
@@ -432,6 +441,13 @@ impl World {
             self.restart(false)?;
         }
         self.says(|| "no more failures".to_owned());
+        self.quiet()?;
+        // One that is put aside may have all the room that others wait for.
+        for v in 0..self.volumes.len() {
+            if self.volumes[v].aside {
+                self.changes_side(v)?;
+            }
+        }
         self.quiet()?;
         if !self.log.is_started() {
             return Err(format!("a start does not come to its end: {:?}", self.log));
@@ -464,6 +480,30 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A volume is put aside with what is dirty; or taken up, if it is; or stays after all.
+    fn changes_side(&mut self, v: usize) -> Checked {
+        let mut asks = Asks::default();
+        let attachment = self.volumes[v].attachment;
+        let aside = &mut self.volumes[v].aside;
+        *aside = !*aside;
+        if *aside {
+            self.log.put_aside(attachment);
+            self.says(|| format!("v{v}: put aside"));
+        } else if self.log.is_settled(attachment) && self.log.is_durable(attachment) {
+            let frontier = self.log.status(self.now, attachment).map_or(0, |s| s.positions[0]);
+            let attach = self.attach_of(v, frontier);
+            self.log.take_up(self.now, attach, &mut asks);
+            self.says(|| format!("v{v}: taken up from {frontier} on"));
+        } else {
+            self.log.resume(attachment, &mut asks);
+            self.says(|| format!("v{v}: stays"));
+        }
+        // What was answered meanwhile, nobody waited for.
+        let held = self.log.status(self.now, attachment).map_or(0, |s| s.held.0);
+        self.volumes[v].may_hold = self.volumes[v].may_hold.max(held);
+        self.carry(asks)
     }
 
     /// Goes on until nothing is under way and nothing is due.
@@ -520,6 +560,7 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         level: 0,
         marker: 0,
         may_hold: bound,
+        aside: false,
     }
 }
 

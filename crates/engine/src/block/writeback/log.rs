@@ -926,7 +926,8 @@ impl Attached {
 
     /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.
     fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
-        if self.log.acknowledged() == self.log.frontier() {
+        // Nor does anything for one that is put aside: those who wait have gone.
+        if self.aside || self.log.acknowledged() == self.log.frontier() {
             return Some(now);
         }
         self.throttle.due(now, self.log.held(), room)

@@ -68,6 +68,9 @@ impl World {
     pub(super) fn check_held(&mut self) -> Checked {
         self.check_memory()?;
         for v in 0..self.volumes.len() {
+            if self.volumes[v].aside {
+                continue;
+            }
             let Some(status) = self.log.status(self.now, self.volumes[v].attachment) else {
                 continue;
             };

@@ -18,7 +18,7 @@ impl World {
     /// A client issues a change.
     pub(super) fn issue(&mut self) -> Checked {
         let v = self.some_volume();
-        if self.ops.len() > 24 {
+        if self.ops.len() > 24 || self.volumes[v].aside {
             return Ok(());
         }
         let all = self.volumes[v].store.sectors();
@@ -94,6 +94,9 @@ impl World {
 
     pub(super) fn flush(&mut self) -> Checked {
         let v = self.some_volume();
+        if self.volumes[v].aside {
+            return Ok(());
+        }
         self.tick += 1;
         let op = self.op(Op::Flush(v, self.tick));
         self.says(|| format!("v{v}: FLUSH {}", op.0));

@@ -16,8 +16,16 @@ impl World {
     }
 
     pub(super) fn attach(&mut self, v: usize, frontier: u64) {
+        let attach = self.attach_of(v, frontier);
+        self.log.attach(self.now, attach);
+        if self.volumes[v].aside {
+            self.log.put_aside(self.volumes[v].attachment);
+        }
+    }
+
+    pub(super) fn attach_of(&self, v: usize, frontier: u64) -> Attach {
         let volume = &self.volumes[v];
-        let attach = Attach {
+        Attach {
             attachment: volume.attachment,
             volume: Uuid([7; 16]),
             generation: 1,
@@ -27,8 +35,7 @@ impl World {
             frontier,
             epoch: 0,
             marker: volume.marker,
-        };
-        self.log.attach(self.now, attach);
+        }
     }
 
     /// Larder is killed, or the power is cut, and it starts again.
