@@ -247,11 +247,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    fn replay(
-        &mut self,
-        state: &WrittenBack,
-        generation: u64,
-    ) -> Result<Option<Applied>, NotDone> {
+    fn replay(&mut self, state: &WrittenBack, generation: u64) -> Result<Option<Applied>, NotDone> {
         let Which::Comes(Begins { journal: Some(journal), .. }) = &self.which else {
             return Ok(None);
         };

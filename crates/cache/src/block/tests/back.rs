@@ -447,7 +447,7 @@ fn moves(from: &Path, to: &Path) {
 fn a_volume_that_was_put_aside_with_what_is_dirty_is_taken_up_elsewhere_and_a_copy_counts_no_more()
 {
     for order in [Order::Any, Order::Ordered(Grain::Flush)] {
-        let back = || BackConfig { order, pace: Pace::AtBound, dirty_max: None };
+        let back = || BackConfig { age: None, order, pace: Pace::AtBound, dirty_max: None };
         let (dir, other, copied) =
             (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
         let cache = builder(dir.path(), Some(back())).open().unwrap();
@@ -558,7 +558,7 @@ fn a_volume_put_aside_with_what_is_dirty_stays_in_a_log_that_others_fill_and_com
 fn a_journaled_volume_is_taken_up_with_the_journal_that_it_left() {
     let dir = TempDir::new().unwrap();
     let order = Order::Journaled(crate::block::back::Cuts::Flushes);
-    let back = || BackConfig { order, pace: Pace::Async, dirty_max: None };
+    let back = || BackConfig { age: None, order, pace: Pace::Async, dirty_max: None };
     let mut rng = Rng::new(7);
     let mut plain = vec![0u8; BYTES as usize];
     for round in 0..4 {
@@ -678,6 +678,8 @@ fn a_volume_that_changed_over_is_found_so_after_a_kill() {
     cache.volume("disk").unwrap().write(0, [3; 4096]).wait().unwrap();
     let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
     assert!(read.iter().all(|&b| b == 3));
+}
+
 #[test]
 fn a_mark_is_durable_when_it_is_answered_and_known_after_a_restart_and_in_the_marker() {
     let dir = TempDir::new().unwrap();
