@@ -44,6 +44,7 @@ fn attach(frontier: u64) -> Attach {
         generation: 1,
         destage: destager::Config { order, pace, most: 64 << 20, depth: 64 },
         bound: Some(1 << 50),
+        age: None,
         frontier,
         epoch: 0,
         marker: 1,

@@ -521,7 +521,7 @@ impl<B: Clone> WriteLog<B> {
         let parked = &mut volume.parked;
         volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
             room += u64::from(logged.room());
-            bytes += u64::from(logged.len);
+            bytes += logged.len;
             sums.pop(sequence);
             match parked.front().filter(|(of, _)| *of == sequence) {
                 Some(&(_, generation)) => {
