@@ -9,6 +9,7 @@
 //! | `pages` | how two ways to one take turns in a page |
 //! | [`nbd`] | an export of an NBD server |
 //! | [`object`] | chunks in an S3-compatible object store |
+//! | [`journal`] | the places that the journal of a store may lie in |
 //! | `ledger` | which writes were answered and are not durable, and how often some may have gone |
 //! | [`peer`] | which server is behind an NBD store, whatever it is called |
 //! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
@@ -36,6 +37,7 @@ mod device_name;
 pub mod emulation;
 pub mod file;
 pub mod identity;
+pub mod journal;
 mod ledger;
 mod looker;
 pub mod marker;

@@ -95,7 +95,8 @@ fn refused(message: impl Into<String>) -> Refusal {
 
 impl From<CacheError> for Refusal {
     fn from(error: CacheError) -> Refusal {
-        refused(error.to_string())
+        let usage = matches!(&error, CacheError::Journal { why, .. } if why.is_usage());
+        Refusal { usage, ..refused(error.to_string()) }
     }
 }
 

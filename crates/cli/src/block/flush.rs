@@ -98,6 +98,12 @@ pub(super) struct BackArgs {
     /// It has no marker: nothing notices that its cache is lost, or an older one comes back
     #[arg(long)]
     no_marker: bool,
+    /// Where its journal is, with back:journaled: a path, or the URI of an NBD export or object store
+    #[arg(long, value_name = "PLACE")]
+    journal: Option<String>,
+    /// Its journal may be on the daemon's host where its store is not: it then covers the loss of the cache device, and not that of the host
+    #[arg(long)]
+    journal_local: bool,
 }
 
 impl BackArgs {
@@ -108,6 +114,8 @@ impl BackArgs {
             dirty_max: self.dirty_max.map(|size| size.0),
             marker: self.marker.as_deref().map(from_here).transpose()?,
             no_marker: self.no_marker,
+            journal: self.journal.as_deref().map(from_here).transpose()?,
+            journal_local: self.journal_local,
         })
     }
 }

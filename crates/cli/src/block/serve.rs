@@ -216,6 +216,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         back: writes.back,
         back_by_default: writes.back_by_default,
         markers: writes.markers,
+        journals: writes.journals,
         replacement: args.replacement,
         reclaim: args.reclaim,
         evict: args.evict,

@@ -3,6 +3,7 @@
 pub mod journal;
 pub mod offline;
 mod recover;
+mod site;
 mod start;
 mod words;
 
@@ -24,6 +25,7 @@ use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
+pub use journal::JournalAt;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
@@ -33,7 +35,8 @@ pub(super) use start::{check_through, start};
 use super::Core;
 use super::open::{CacheConfig, CacheError};
 pub(super) use recover::order_words;
-pub use recover::{RecoverError, Recovery, recover};
+pub use recover::{RecoverError, RecoverWish, Recovery, recover};
+pub use site::NoJournal;
 pub use words::{BACK, FORM, NotBack, order_name};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
@@ -59,6 +62,13 @@ pub struct BackConfig {
     pub dirty_max: Option<ByteSize>,
 }
 
+impl BackConfig {
+    /// Its store gets all of an epoch or nothing, through a journal.
+    pub fn is_journaled(&self) -> bool {
+        matches!(self.order, Order::Journaled(_))
+    }
+}
+
 impl Default for BackConfig {
     fn default() -> BackConfig {
         BackConfig { order: Order::Ordered(Grain::Flush), pace: Pace::Async, dirty_max: None }
@@ -72,6 +82,8 @@ pub struct BackWish {
     pub back: Option<BackConfig>,
     /// Where its marker is.
     pub marker: MarkerAt,
+    /// Where its journal is, if it has one.
+    pub journal: JournalAt,
 }
 
 impl CacheConfig {
@@ -80,6 +92,7 @@ impl CacheConfig {
         BackWish {
             back: self.back.get(name).or(self.back_by_default.as_ref()).cloned(),
             marker: self.markers.get(name).cloned().unwrap_or_default(),
+            journal: self.journals.get(name).cloned().unwrap_or_default(),
         }
     }
 }

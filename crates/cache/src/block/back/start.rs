@@ -15,14 +15,16 @@ use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _};
-use larder_volume::Backing;
+use larder_volume::journal::{Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
+use larder_volume::{Backing, Timeouts};
 
 use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
-use super::journal::{Journal, Journaling, Of};
-use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Written};
+use super::journal::{Journal, Journaling, Of, Taken};
+use super::site;
+use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, Written};
 
 /// The volume's own of what is wrong with it.
 fn volume_error(name: &str, reason: String) -> CacheError {
@@ -307,10 +309,11 @@ impl Core {
         };
         let back = self.back.get().ok_or_else(no_log)?;
         let config = wish.back.clone().unwrap_or_default();
-        let journal = match config.order {
-            Order::Journaled(_) => Some(journal_of(self, volume)?),
+        let site = match config.order {
+            Order::Journaled(_) => Some(journal_site(self, volume, wish)?),
             _ => None,
         };
+        let mut journal = None;
         let mut looked_at =
             look((name, volume.volume().backing()), record.as_ref(), was, wish, found)?;
         let looked = &mut looked_at;
@@ -360,34 +363,37 @@ impl Core {
                     ));
                 }
                 recovered = (last, found_marker.as_ref().map_or(0, |marker| marker.time));
-                // A journal of the last run may hold what the store lacks, whatever the order is now.
-                let left = match (&journal, record.order) {
-                    (Some(journal), _) => Some(journal),
-                    (None, MarkerOrder::Journaled) => {
-                        return Err(fail(
-                            "its last run was journaled: serve it so once more, and destage all of it before its order \
-                             changes"
-                                .to_owned(),
-                        ));
-                    }
-                    (None, _) => None,
-                };
+                if site.is_none() && record.order == MarkerOrder::Journaled {
+                    return Err(fail(
+                        "its last run was journaled: serve it so once more, and destage all of it before its order \
+                         changes"
+                            .to_owned(),
+                    ));
+                }
                 let of = Of {
                     volume: record.volume,
                     cache: back.cache.0,
                     generation: record.generation,
                 };
-                let applied = match left {
-                    Some(journal) => {
-                        let store = volume.volume().backing();
-                        // Lines under it are older than what it brings.
-                        self.distrust(volume, store.look())?;
-                        journal.apply(of, store).map_err(fail)?
-                    }
-                    None => None,
-                };
-                let epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
-                let applied = applied.map_or(0, |applied| applied.last);
+                let (mut applied, mut epoch) = (0, 0);
+                if let Some(site) = &site {
+                    let mut opened = open_journal(volume, site, record.volume)?;
+                    // A journal of the last run may hold what the store lacks.
+                    let was = match record.order {
+                        MarkerOrder::Journaled => {
+                            let store = volume.volume().backing();
+                            // Lines under it are older than what it brings.
+                            self.distrust(volume, store.look())?;
+                            opened.take_over(of, store).map_err(fail)?
+                        }
+                        _ => Taken::default(),
+                    };
+                    (applied, epoch) = (was.applied.map_or(0, |a| a.last), was.last);
+                    let state = MarkerState::Dirty;
+                    let marker = self.marker(volume, &record, number, state, stored);
+                    opened.claim(&marker, was.doubt).map_err(|e| no_journal(name, e.into()))?;
+                    journal = Some(opened);
+                }
                 let frontier = found.map_or(record.began, |found| found.frontier);
                 let frontier = frontier.max(applied).max(stored);
                 let state = WrittenBack { order, ..record };
@@ -417,6 +423,9 @@ impl Core {
                     Some(uuid) => uuid,
                     None => random_uuid()?,
                 };
+                if let Some(site) = &site {
+                    journal = Some(open_journal(volume, site, uuid)?);
+                }
                 let mut generation = generation;
                 if found_marker.is_none()
                     && let Some(looked) = looked
@@ -457,6 +466,10 @@ impl Core {
                 })?;
                 number += 1;
                 let marker = self.marker(volume, &state, number, MarkerState::Dirty, 0);
+                if let Some(journal) = &mut journal {
+                    // Before anything speaks of it: a journal that is not this attachment's is a lost one.
+                    journal.claim(&marker, None).map_err(|e| no_journal(name, e.into()))?;
+                }
                 if let Some(looked) = looked {
                     looked.place.write(&marker).map_err(|e| fail(e.to_string()))?;
                 }
@@ -588,19 +601,18 @@ pub(super) fn random_uuid() -> Result<Uuid, CacheError> {
     Ok(Uuid(random))
 }
 
-/// The journal of a volume: beside its image.
-fn journal_of(core: &Core, volume: &Attached) -> Result<Journal, CacheError> {
-    let fail = |reason: String| volume_error(&volume.name, reason);
-    let image = volume.volume().backing().image().filter(|image| !image.is_device());
-    let Some(image) = image else {
-        return Err(fail(
-            "journaled needs a journal, which is kept beside the image of a file store alone: choose ordered".to_owned(),
-        ));
-    };
-    let path = Journal::beside(image.path());
-    let same = std::fs::canonicalize(&path).ok().zip(std::fs::canonicalize(core.path()).ok());
-    if same.is_some_and(|(journal, cache)| journal == cache) {
-        return Err(fail(format!("its journal '{}' would be the cache itself", path.display())));
-    }
-    Journal::open(&path, true).map_err(|e| fail(format!("journal '{}': {e}", path.display())))
+fn no_journal(name: &str, why: NoJournal) -> CacheError {
+    CacheError::Journal { name: name.to_owned(), why }
+}
+
+/// Where the journal of a volume is to be.
+fn journal_site(core: &Core, volume: &Attached, wish: &BackWish) -> Result<Site, CacheError> {
+    let store = volume.volume().backing();
+    site::site(store, &wish.journal, core.path()).map_err(|why| no_journal(&volume.name, why))
+}
+
+/// The journal of a volume, to be written.
+fn open_journal(volume: &Attached, site: &Site, uuid: Uuid) -> Result<Journal, CacheError> {
+    let opened = Journal::open(site, uuid, Use::Make, Timeouts::default());
+    opened.map_err(|e| no_journal(&volume.name, e.into()))
 }

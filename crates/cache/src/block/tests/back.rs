@@ -226,8 +226,15 @@ fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
             cache: marker.cache,
             generation: marker.generation,
         };
-        let journal = crate::block::back::journal::Journal::open(&path, false).unwrap();
-        let applied = journal.apply(of, &*backing).unwrap();
+        let site = larder_volume::journal::Site::of(&*backing, None).unwrap();
+        let for_use = larder_volume::journal::Use::Apply;
+        let journal = crate::block::back::journal::Journal::open(
+            &site,
+            marker.volume,
+            for_use,
+            larder_volume::Timeouts::default(),
+        );
+        let applied = journal.unwrap().apply(of, &*backing).unwrap();
         let left = store(dir.path());
         let at = cuts.iter().rposition(|cut| left[..plain.len()] == cut[..]);
         assert!(at.is_some(), "seed {seed}: {applied:?} {status:?}");
