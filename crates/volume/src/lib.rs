@@ -225,6 +225,11 @@ pub trait Backing: Send + Sync + fmt::Debug {
         None
     }
 
+    /// What a journal has for it is laid over it.
+    fn has_journal_laid_over(&self) -> bool {
+        false
+    }
+
     /// A worker's own way to it.
     ///
     /// # Errors

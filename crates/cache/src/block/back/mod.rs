@@ -5,6 +5,7 @@ pub mod offline;
 mod recover;
 mod site;
 mod start;
+mod view;
 mod words;
 
 use std::collections::BTreeMap;
@@ -37,6 +38,7 @@ use super::open::{CacheConfig, CacheError};
 pub(super) use recover::order_words;
 pub use recover::{RecoverError, RecoverWish, Recovery, recover};
 pub use site::NoJournal;
+pub use view::view;
 pub use words::{BACK, FORM, NotBack, order_name};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.

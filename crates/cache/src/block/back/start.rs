@@ -165,9 +165,29 @@ pub(in crate::block) fn check_through(
     };
     match looked.judged {
         Verdict::Attach { .. } if !dirty => Ok(()),
+        Verdict::Refuse(Why::Elsewhere(_) | Why::Lost)
+            if !dirty && may_be_read(store, looked.found.as_deref()) =>
+        {
+            tracing::warn!(
+                "volume '{name}': {} says that a cache holds writes that the store does not have: it is read as it was before them",
+                looked.said
+            );
+            Ok(())
+        }
         Verdict::Refuse(why) => Err(refused(name, why, &looked.said, looked.found.as_deref())),
         _ => Err(kept()),
     }
+}
+
+/// A store that is only read is an image without what a cache holds of it: one that was written in order as it is, one that was journaled with
+/// what its journal has.
+fn may_be_read(store: &dyn Backing, marker: Option<&Marker>) -> bool {
+    store.capabilities().read_only
+        && marker.is_some_and(|marker| match marker.order {
+            MarkerOrder::Any => false,
+            MarkerOrder::Flush | MarkerOrder::Completion => true,
+            MarkerOrder::Journaled => store.has_journal_laid_over(),
+        })
 }
 
 /// Reads the write log of the device, if it has one, and has its volumes served with what is in it. `sb` is the superblock as this start has

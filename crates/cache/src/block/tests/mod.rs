@@ -3,6 +3,7 @@ mod beside;
 mod check;
 mod ends;
 mod hanging;
+mod journaled;
 mod losses;
 mod refused;
 mod rules;
