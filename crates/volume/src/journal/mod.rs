@@ -142,7 +142,7 @@ pub struct EpochName {
 
 /// A part of a journal that may hold an epoch: of those that [`JournalPlace::parts`] has found last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part(usize);
+pub struct Part(pub usize);
 
 /// A place for a journal. Calls wait for their I/O: it is used from a thread of its own.
 pub trait JournalPlace: Send {

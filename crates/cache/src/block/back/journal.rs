@@ -10,7 +10,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use larder_engine::block::OpId;
 use larder_engine::block::PartKind;
@@ -35,6 +36,9 @@ use super::super::Core;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of one such request.
 const PIECE: u64 = 1 << 20;
+
+/// A journal's thread that is in the midst of something is waited for so long.
+const RELEASE: Duration = Duration::from_secs(5);
 
 /// State of a head that says that the store may be between two epochs, until one behind the head's `applied` is whole.
 const DOUBTFUL: MarkerState = MarkerState::Closing;
@@ -72,21 +76,22 @@ pub struct Applied {
 
 /// A stretch of the volume as an epoch leaves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Laid {
+pub struct Laid {
     /// Where in the volume.
-    pub(super) range: Range<u64>,
+    pub range: Range<u64>,
     /// What it holds; `None`: zeros.
-    pub(super) bytes: Option<Vec<u8>>,
+    pub bytes: Option<Vec<u8>>,
 }
 
 /// What a journal has for a store.
-pub(super) struct Read {
+#[derive(Debug)]
+pub struct Read {
     /// The last epoch that is whole.
     whole: Option<Whole>,
     /// The last epoch that was begun.
     last: u64,
     /// Why the store may be between two epochs all the same.
-    pub(super) torn: Option<&'static str>,
+    pub torn: Option<&'static str>,
 }
 
 /// What a start has taken over of a journal.
@@ -101,6 +106,7 @@ pub(super) struct Taken {
 }
 
 /// An epoch that is whole.
+#[derive(Debug)]
 struct Whole {
     commit: Commit,
     descriptors: Descriptors,
@@ -141,7 +147,14 @@ impl Journal {
         for_use: Use,
         timeout: Timeouts,
     ) -> Result<Journal, JournalError> {
-        let mut place = site.open(for_use, timeout)?;
+        Journal::over(site.open(for_use, timeout)?, volume)
+    }
+
+    /// The same at a place that is open.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn over(mut place: Box<dyn JournalPlace>, volume: Uuid) -> Result<Journal, JournalError> {
         let head = match place.head()? {
             Head::None => None,
             Head::Of(head) if head.volume == volume => Some(head),
@@ -283,7 +296,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`JournalError`] when it cannot be read.
-    pub(super) fn read(&mut self, of: Of) -> Result<Read, JournalError> {
+    pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
         let mine = self
             .head
             .as_ref()
@@ -319,8 +332,11 @@ impl Journal {
         Ok(Read { whole, last: last.max(doubtful.saturating_sub(1)), torn })
     }
 
-    /// The stretches of an epoch.
-    pub(super) fn stretches(&mut self, read: &Read) -> Result<Vec<Laid>, JournalError> {
+    /// The stretches of the epoch that was read, ascending.
+    ///
+    /// # Errors
+    /// [`JournalError`] when it cannot be read any more.
+    pub fn stretches(&mut self, read: &Read) -> Result<Vec<Laid>, JournalError> {
         let Some(whole) = &read.whole else { return Ok(Vec::new()) };
         let mut all = Vec::new();
         for entry in whole.descriptors.entries() {
@@ -415,9 +431,24 @@ enum Work {
     Flush,
 }
 
-/// A journal with its thread. It ends when this goes.
+/// A journal with its thread. It ends when this goes, and lets go of its place.
 pub(in crate::block) struct Journaling {
-    work: Sender<Work>,
+    work: Option<Sender<Work>>,
+    thread: JoinHandle<()>,
+}
+
+impl Drop for Journaling {
+    fn drop(&mut self) {
+        self.work = None;
+        // It may be this one that lets go of the last of the cache.
+        let until = Instant::now() + RELEASE;
+        while self.thread.thread().id() != std::thread::current().id()
+            && !self.thread.is_finished()
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Journaling {
@@ -433,10 +464,10 @@ impl Journaling {
     ) -> io::Result<Journaling> {
         let (work, asked) = channel();
         journal.place.rest();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("block-journal".into())
             .spawn(move || run(&core, attachment, of, &mut journal, &asked))?;
-        Ok(Journaling { work })
+        Ok(Journaling { work: Some(work), thread })
     }
 
     pub(in crate::block) fn write(
@@ -444,12 +475,16 @@ impl Journaling {
         (epoch, last): (u64, u64),
         parts: Vec<JournalPart<Payload>>,
     ) {
-        // Where the thread has ended nothing is journaled any more, and the destage stands.
-        let _ = self.work.send(Work::Write { epoch, last, time: super::unix_nanos(), parts });
+        self.ask(Work::Write { epoch, last, time: super::unix_nanos(), parts });
     }
 
     pub(in crate::block) fn flush(&self) {
-        let _ = self.work.send(Work::Flush);
+        self.ask(Work::Flush);
+    }
+
+    fn ask(&self, work: Work) {
+        // Where the thread has ended nothing is journaled any more, and the destage stands.
+        let _ = self.work.as_ref().map(|to| to.send(work));
     }
 }
 
