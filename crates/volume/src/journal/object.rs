@@ -3,6 +3,8 @@
 //! A PUT is atomic and durable, so there is nothing to flush, and an object is whole or not there. The PUT of an epoch is conditional: a daemon
 //! that was paused and comes back replaces nothing.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::StreamExt;
 use larder_format::block::journal::{COMMIT_AT, DESCRIPTORS_AT};
@@ -23,6 +25,11 @@ const HEAD: &str = "wb/head";
 const PROBE: &str = "wb/probe";
 /// Most bytes of an epoch, with all that belongs to it.
 const MOST: u64 = 64 << 20;
+
+/// Epochs that are over are deleted so many at a time,
+const AT_ONCE: usize = 4;
+/// and each is waited for no longer than that.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) struct ObjectPlace {
     requests: Requests,
@@ -99,13 +106,15 @@ impl ObjectPlace {
         JournalError::Failed { place: self.describe(), reason: trouble.to_string() }
     }
 
-    fn delete(&self, name: &str) -> Result<(), JournalError> {
+    /// Deletes an object, without patience: what is over and stays does no harm, and nothing is to wait for it.
+    fn delete_once(&self, name: &str) -> Result<(), String> {
         let at = below(&self.prefix, name);
-        let silence = self.requests.timeout().silence;
-        let delete = self.requests.again(|| Some(silence), || self.requests.store().delete(&at));
+        let limit = self.requests.timeout().silence.min(PATIENCE);
+        let delete = async { tokio::time::timeout(limit, self.requests.store().delete(&at)).await };
         match self.runtime.block_on(delete) {
-            Ok(()) | Err(Trouble::Missing) => Ok(()),
-            Err(e) => Err(self.failed(&e)),
+            Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => Ok(()),
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_) => Err("no answer in time".into()),
         }
     }
 
@@ -201,12 +210,14 @@ impl JournalPlace for ObjectPlace {
         self.loaded = None;
         // The epochs before are applied, and this one is whole.
         let old = std::mem::replace(&mut self.written, vec![name]);
-        for old in old.into_iter().filter(|&old| old != name) {
-            if let Err(error) = self.delete(&object_of(old)) {
-                tracing::warn!("{error}: an epoch that is over stays there until the next start");
+        let (now, later) = old.split_at(old.len().min(AT_ONCE));
+        for &old in now.iter().filter(|&&old| old != name) {
+            if let Err(why) = self.delete_once(&object_of(old)) {
+                tracing::debug!("{}: an epoch that is over stays there: {why}", self.describe());
                 self.written.push(old);
             }
         }
+        self.written.extend(later.iter().filter(|&&old| old != name));
         Ok(())
     }
 
@@ -237,7 +248,8 @@ impl JournalPlace for ObjectPlace {
     fn empty(&mut self) -> Result<(), JournalError> {
         self.list()?;
         for name in std::mem::take(&mut self.found) {
-            self.delete(&object_of(name))?;
+            self.delete_once(&object_of(name))
+                .map_err(|reason| JournalError::Failed { place: self.describe(), reason })?;
         }
         self.written.clear();
         Ok(())
