@@ -134,6 +134,10 @@ fn text(told: &Recovery, now: u64) -> String {
             ("lost", "at most all that was written since the marker was last clean".into())
         }
     });
+    if let Some(mark) = &told.mark {
+        let printable: String = mark.chars().filter(|c| !c.is_control()).collect();
+        rows.push(("mark", format!("'{printable}' is the last that the store is known to have")));
+    }
     if since.is_some() {
         rows.push(("lost", "at most what was written after that".to_owned()));
     }
@@ -227,6 +231,7 @@ mod tests {
             order: Some("ordered".into()),
             not_older_than: Some(1_700_000_000),
             torn: None,
+            mark: Some("nightly".into()),
             generation: 6,
             fenced: true,
         };
@@ -248,6 +253,7 @@ mod tests {
             ],
         );
         assert!(!said(&dirty).contains("see to it"));
+        has(&dirty, &["mark 'nightly' is the last"]);
         let journaled = Recovery { order: Some("journaled".into()), ..dirty.clone() };
         has(&journaled, &["journal", "at one moment"]);
         let torn = Recovery { torn: Some("it is lost".into()), ..journaled };

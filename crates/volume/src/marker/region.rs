@@ -3,7 +3,7 @@
 //! Zeros are no marker. A first write that was cut short is none either: it leaves one copy that begins as a marker does beside zeros,
 //! which no later write does.
 
-use larder_format::block::marker::{COPY_BYTES, MAGIC, Marker, MarkerError};
+use larder_format::block::marker::{MAGIC, Marker, MarkerError};
 
 use super::place::copy_at;
 
@@ -51,6 +51,7 @@ pub(crate) fn replace<R: Region>(
 /// Zeros.
 #[cfg(any(test, feature = "testing", feature = "nbd"))]
 pub(crate) fn clear<R: Region>(region: &mut R) -> Result<(), R::Error> {
+    use larder_format::block::marker::COPY_BYTES;
     // A copy that is torn stands beside one that is whole; or beside zeros, and then it still begins as a marker does.
     region.put(copy_at(1), &[0; COPY_BYTES])?;
     region.put(SECTOR as u64, &[0; COPY_BYTES - SECTOR])?;

@@ -72,6 +72,8 @@ pub struct Applied {
     pub last: u64,
     /// When the last of it was written, nanoseconds since the Unix epoch.
     pub time: u64,
+    /// The last mark in it, or before.
+    pub mark: Option<String>,
 }
 
 /// A stretch of the volume as an epoch leaves it.
@@ -82,6 +84,9 @@ pub struct Laid {
     /// What it holds; `None`: zeros.
     pub bytes: Option<Vec<u8>>,
 }
+
+/// What an epoch is called: its number, its last record, when that was written, and the last mark at or before it.
+type Named = (u64, u64, u64, Option<String>);
 
 /// What a journal has for a store.
 #[derive(Debug)]
@@ -221,7 +226,7 @@ impl Journal {
     fn write(
         &mut self,
         of: Of,
-        (epoch, last, time): (u64, u64, u64),
+        (epoch, last, time, mark): Named,
         parts: &[JournalPart<Payload>],
     ) -> Result<(), JournalError> {
         let Of { volume, cache, generation } = of;
@@ -246,7 +251,7 @@ impl Journal {
         let sums = bytes.flat_map(|bytes: &[u8]| pieces::sums(bytes).collect::<Vec<_>>()).collect();
         let descriptors = Descriptors { volume, cache, epoch, generation, extents, sums };
         let mut body = descriptors.encode();
-        let commit = Commit::of(&descriptors, &body, last, time, None);
+        let commit = Commit::of(&descriptors, &body, last, time, mark);
         let data = body.len();
         body.resize(data + size.data_bytes() as usize, 0);
         for (entry, part) in descriptors.entries().zip(parts) {
@@ -405,8 +410,8 @@ impl Journal {
             }
         }
         ask(&mut session, Op::Flush)?;
-        let Commit { epoch, last, time, .. } = whole.commit;
-        Ok(Some(Applied { epoch, last, time }))
+        let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
+        Ok(Some(Applied { epoch, last, time, mark }))
     }
 
     /// It holds nothing any more. To be said when nothing speaks of it.
@@ -427,7 +432,7 @@ fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
 
 /// What a journal's thread is asked for.
 enum Work {
-    Write { epoch: u64, last: u64, time: u64, parts: Vec<JournalPart<Payload>> },
+    Write(Named, Vec<JournalPart<Payload>>),
     Flush,
 }
 
@@ -472,10 +477,10 @@ impl Journaling {
 
     pub(in crate::block) fn write(
         &self,
-        (epoch, last): (u64, u64),
+        (epoch, last, mark): (u64, u64, Option<String>),
         parts: Vec<JournalPart<Payload>>,
     ) {
-        self.ask(Work::Write { epoch, last, time: super::unix_nanos(), parts });
+        self.ask(Work::Write((epoch, last, super::unix_nanos(), mark), parts));
     }
 
     pub(in crate::block) fn flush(&self) {
@@ -491,9 +496,7 @@ impl Journaling {
 fn run(core: &Weak<Core>, attachment: u32, of: Of, journal: &mut Journal, asked: &Receiver<Work>) {
     while let Ok(work) = asked.recv() {
         let (flushed, done) = match work {
-            Work::Write { epoch, last, time, parts } => {
-                (false, journal.write(of, (epoch, last, time), &parts))
-            }
+            Work::Write(named, parts) => (false, journal.write(of, named, &parts)),
             Work::Flush => (true, journal.place.flush()),
         };
         if let Err(error) = &done {

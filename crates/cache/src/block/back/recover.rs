@@ -98,6 +98,8 @@ pub struct Recovery {
     pub not_older_than: Option<u64>,
     /// Why the store may be between two epochs, which was accepted.
     pub torn: Option<String>,
+    /// The last consistency point that the store has, as far as its marker or its journal knows.
+    pub mark: Option<String>,
     /// The volume's generation, now.
     pub generation: u64,
     /// Nobody else could write the marker meanwhile. If not (NBD, object stores without conditional writes), whoever asks must see to it that
@@ -169,6 +171,7 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
             told.host = Some(marker.host.clone());
             told.order = Some(order_words(marker.order).to_owned());
             told.generation = marker.generation;
+            told.mark = marker.mark.clone();
             if marker.state != MarkerState::Clean {
                 told.not_older_than = Some(marker.time / 1_000_000_000);
             }
@@ -197,13 +200,16 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
     let mut journal = None;
     for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
-            Step::Replay if replays => {
+            Step::Replay(_) if replays => {
                 let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
                 match replay(store, wish.journal.as_deref(), of) {
                     Ok((opened, applied)) => {
                         // What was written before the last epoch ended is there.
-                        told.not_older_than =
-                            applied.map(|a| a.time / 1_000_000_000).max(told.not_older_than);
+                        if let Some(Applied { time, mark, .. }) = applied {
+                            told.not_older_than =
+                                told.not_older_than.max(Some(time / 1_000_000_000));
+                            told.mark = mark.or(told.mark);
+                        }
                         journal = Some(opened);
                     }
                     Err(NotReplayed::Torn(reason)) if wish.accept_torn => told.torn = Some(reason),
@@ -227,7 +233,7 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
                 }
             }
             // There is no journal to replay, nor to empty: the store is flushed.
-            Step::Replay => flush(store)?,
+            Step::Replay(_) => flush(store)?,
             Step::Mark(Mark::Clean, generation) => {
                 let clean = Marker {
                     number: last.number.saturating_add(1),
@@ -235,7 +241,7 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
                     generation,
                     identity: store.identity()?.encode(),
                     host: super::host_name(),
-                    mark: None,
+                    mark: told.mark.clone(),
                     ..last.clone()
                 };
                 place.write(&clean)?;

@@ -21,7 +21,7 @@ const BLOCKS: u64 = 32;
 const SECOND: u64 = 64 << 20;
 
 fn journaled(pace: Pace) -> BackConfig {
-    BackConfig { order: Order::Journaled(Cuts::Flushes), pace, dirty_max: None }
+    BackConfig { order: Order::Journaled(Cuts::Flushes), pace, ..BackConfig::default() }
 }
 
 fn builder(dir: &Path, pace: Pace, journal: Option<&Path>) -> Builder {

@@ -7,7 +7,7 @@ use crate::block::api::{OpId, PartKind};
 use crate::block::node::calls::{Message, OP_BITS, Wake, put, thread_of};
 use crate::block::node::event::Host;
 use crate::block::node::queue::Node;
-use crate::block::writeback::log::{Asks, WriteLog};
+use crate::block::writeback::log::{Asks, NOBODY, WriteLog};
 
 /// Number of a read of the log, of the queue that asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub fn call_log<H: Host, N: Node<H>, R>(
                 wake.add(thread);
             }
         };
-        for (op, failed) in asks.answers.drain(..) {
+        for (op, failed) in asks.answers.drain(..).filter(|(op, _)| *op != NOBODY) {
             send(op, Message::Logged { failed });
         }
         asks.steps.sort_unstable();

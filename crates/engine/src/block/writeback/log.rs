@@ -18,18 +18,26 @@
 
 mod batches;
 mod destage;
+mod footers;
+mod marks;
+mod memory;
 mod parking;
+mod put_aside;
+mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use larder_base::Nanos;
 use larder_format::Uuid;
-use larder_format::block::write_log::SegmentGeometry;
+use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
 pub use destage::{Asked, Status};
+pub use marks::{MarkState, NOBODY};
 pub use parking::Parks;
+use sums::AllSums;
+pub use sums::Sums;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
@@ -37,7 +45,7 @@ use super::planted::{Fault, Planted};
 use super::recovery::Recovered;
 use super::scan::Scan;
 use super::segments::{self, Segments};
-use super::throttle::Throttle;
+use super::throttle::{Age, Throttle};
 use super::volume_log::{Kind, VolumeLog};
 use crate::block::api::OpId;
 
@@ -67,6 +75,8 @@ pub struct Config {
     pub segments: u32,
     /// Batches under way at a time.
     pub depth: u32,
+    /// Bytes that are on their way from here to stores and journals, of all volumes together, at most.
+    pub memory: u64,
     /// Nanoseconds since the Unix epoch at the time 0 of its caller.
     pub wall: u64,
 }
@@ -79,8 +89,13 @@ impl Config {
 
     /// What its segments are built from.
     fn segments(&self) -> segments::Config {
-        let room = self.geometry.bytes() - self.geometry.sector();
-        segments::Config { segments: self.segments, room, reserve: self.reserve(0) }
+        let sector = self.geometry.sector();
+        segments::Config {
+            segments: self.segments,
+            room: self.geometry.bytes() - sector,
+            footer: (footer::END_BYTES as u32, sector),
+            reserve: self.reserve(0),
+        }
     }
 }
 
@@ -97,39 +112,14 @@ pub struct Attach {
     pub destage: destager::Config,
     /// Bytes of the log that it may hold, where that is stated; else it shares what others leave.
     pub bound: Option<u64>,
+    /// How old what is dirty may become.
+    pub age: Option<Age>,
     /// Its records up to this one are durable in its store.
     pub frontier: u64,
     /// The last epoch of its journal.
     pub epoch: u64,
     /// Number of its marker that was last known durable.
     pub marker: u64,
-}
-
-/// The checksums of a record's payload: one for each 4 KiB.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sums {
-    /// Of a payload of up to 4 KiB, which most are.
-    One(u32),
-    /// Of others; none without payload.
-    Many(Box<[u32]>),
-}
-
-impl Sums {
-    /// These.
-    pub fn new(sums: &[u32]) -> Sums {
-        match sums {
-            [one] => Sums::One(*one),
-            many => Sums::Many(many.into()),
-        }
-    }
-
-    /// As they are.
-    pub fn as_slice(&self) -> &[u32] {
-        match self {
-            Sums::One(one) => std::slice::from_ref(one),
-            Sums::Many(many) => many,
-        }
-    }
 }
 
 /// A part of a client's write, zeroing or trim.
@@ -251,17 +241,27 @@ struct Attached {
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
     read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
-    sums: VecDeque<Sums>,
+    sums: AllSums,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
     parked: VecDeque<(u64, u64)>,
-    /// When the first record of each batch that has one was logged, and its sequence.
+    /// When records were answered that are dirty: each from this sequence on, to the next.
     since: VecDeque<(u64, Nanos)>,
+    age: Option<Age>,
+    /// What was the first behind the frontier when a window was begun for its age, perhaps in vain.
+    pressed: u64,
+    /// Bytes a second that the last windows brought to the store.
+    speed: Option<f64>,
+    /// Epochs that ended at no mark though they were to, and whether the last one did.
+    missed_marks: u64,
+    off_mark: bool,
     throttle: Throttle,
     /// What it may hold of the log, where that is stated.
     stated: Option<u64>,
     destager: Destager,
+    /// Memory of the epoch that is on its way to the journal.
+    epoch_memory: u64,
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
     stored: u64,
@@ -272,8 +272,11 @@ struct Attached {
     marker: u64,
     /// All of it is to be destaged as soon as can be.
     draining: bool,
+    /// It is put aside: nothing of it is destaged, and it takes no part in the room that there is.
+    aside: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
+    marks: marks::Marks,
 }
 
 /// How far a start is.
@@ -312,11 +315,16 @@ pub struct WriteLog<B> {
     /// How often reads for a copy have failed, and when they are tried again.
     park_failures: u32,
     park_after: Nanos,
+    /// What becomes of segments that are full.
+    footers: footers::Footers<B>,
+    memory: memory::Memory,
     flushes: Vec<Flushing>,
     /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
     /// Somebody waits for the next one.
     flush_wanted: bool,
+    /// A mark was asked for by somebody who carries nothing out.
+    mark_waits: bool,
     /// Bytes that were written and not flushed, and since when there are any.
     unflushed: u64,
     unflushed_since: Option<Nanos>,
@@ -344,7 +352,12 @@ impl<B: Clone> WriteLog<B> {
         let last = (generation, found.chain.next.saturating_sub(1));
         let mut segments = Segments::found(config.segments(), &found.live, &found.parked, last);
         segments.doubt();
-        WriteLog { start: Start::Found, ..WriteLog::with(config, segments, found.chain.before) }
+        let footers = footers::Footers::found(found, scan);
+        WriteLog {
+            start: Start::Found,
+            footers,
+            ..WriteLog::with(config, segments, found.chain.before)
+        }
     }
 
     fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
@@ -361,9 +374,12 @@ impl<B: Clone> WriteLog<B> {
             parks_written: 0,
             park_failures: 0,
             park_after: Nanos::ZERO,
+            footers: footers::Footers::default(),
+            memory: memory::Memory::new(config.memory),
             flushes: Vec::new(),
             flushing: None,
             flush_wanted: false,
+            mark_waits: false,
             unflushed: 0,
             unflushed_since: None,
             bytes: 0,
@@ -395,6 +411,7 @@ impl<B: Clone> WriteLog<B> {
             generation,
             destage,
             bound,
+            age,
             frontier,
             epoch,
             marker,
@@ -407,19 +424,27 @@ impl<B: Clone> WriteLog<B> {
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
             read: BTreeSet::new(),
-            sums: VecDeque::new(),
+            sums: AllSums::default(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
+            age,
+            pressed: 0,
+            speed: None,
+            missed_marks: 0,
+            off_mark: false,
             throttle: Throttle::new(0, now),
             stated: bound,
             destager: Destager::new(destage, epoch),
+            epoch_memory: 0,
             pace: destage.pace,
             stored: frontier,
             noting: None,
             untold: true,
             marker,
             draining: false,
+            aside: false,
             destaged: 0,
+            marks: marks::Marks::default(),
         };
         #[cfg(feature = "planted")]
         {
@@ -440,6 +465,9 @@ impl<B: Clone> WriteLog<B> {
         scan: &Scan,
     ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        volume.log.reserve(found.records.len());
+        volume.sums.reserve(found.records.len());
+        let mut shown = Vec::with_capacity(found.records.len());
         for dirty in &found.records {
             let record = &dirty.entry.record;
             if record.sequence <= volume.log.frontier() {
@@ -452,6 +480,7 @@ impl<B: Clone> WriteLog<B> {
             let kind = match record.kind {
                 larder_format::block::write_log::Kind::Zero => Kind::Zero,
                 larder_format::block::write_log::Kind::Trim => Kind::Trim,
+                larder_format::block::write_log::Kind::Mark => Kind::Mark,
                 _ => Kind::Write,
             };
             let logged = super::volume_log::Logged {
@@ -460,30 +489,39 @@ impl<B: Clone> WriteLog<B> {
                 kind,
                 batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
                 place: dirty.entry.place,
-                room: batches::room(record.payload_bytes()),
             };
-            volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::new(scan.sums(&dirty.entry)));
-            volume.since.push_back((record.sequence, now));
+            let sequence = volume.log.recover_unshown(logged, record.dependency);
+            let sums = (kind == Kind::Write).then(|| Sums::new(scan.sums(&dirty.entry)));
+            volume.sums.push(sequence, sums);
+            volume.answered_at(sequence, now);
             volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
-            if !dirty.entry.readable {
-                let range = record.offset..record.offset + record.length;
-                volume.overlay.moves(range, record.sequence, None);
+            if kind == Kind::Mark {
+                volume.marks.found(record.sequence, volume.log.covers(record.sequence));
+                continue;
             }
+            let holds = match logged.holds() {
+                Holds::Bytes(_) if !dirty.entry.readable => Holds::Unreadable,
+                holds => holds,
+            };
+            shown.push((logged.at..logged.at + logged.len, sequence, holds));
         }
+        volume.overlay = Overlay::build(shown);
         if self.start == Start::Started {
             volume.log.recovered();
         }
     }
 
     /// Records of a volume are not needed any more.
-    fn settle(&mut self, attachment: u32, position: u64) -> u64 {
-        let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
-        let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
+    /// Returns what they held of the log, and their bytes.
+    fn settle(&mut self, attachment: u32, position: u64) -> (u64, u64) {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return (0, 0) };
+        let (segments, sums) = (&mut self.segments, &mut volume.sums);
+        let (mut room, mut bytes) = (0, 0);
         let parked = &mut volume.parked;
         volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
-            bytes += u64::from(logged.room);
-            sums.pop_front();
+            room += u64::from(logged.room());
+            bytes += u64::from(logged.len);
+            sums.pop(sequence);
             match parked.front().filter(|(of, _)| *of == sequence) {
                 Some(&(_, generation)) => {
                     parked.pop_front();
@@ -492,13 +530,17 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
-        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
+        while volume.since.get(1).is_some_and(|&(sequence, _)| sequence <= position + 1) {
             volume.since.pop_front();
         }
         while volume.read.first().is_some_and(|&sequence| sequence <= position) {
             volume.read.pop_first();
         }
-        bytes
+        if volume.log.is_clean() {
+            volume.since.clear();
+        }
+        volume.marks.stored(volume.log.frontier());
+        (room, bytes)
     }
 
     /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this
@@ -533,6 +575,8 @@ impl<B: Clone> WriteLog<B> {
     /// A volume writes back no more. What it still holds is void.
     pub fn detach(&mut self, attachment: u32) {
         let Some(mut volume) = self.volumes.remove(&attachment) else { return };
+        self.memory.give(attachment, volume.epoch_memory).for_each(drop);
+        self.memory.leave(attachment);
         let segments = &mut self.segments;
         let last = volume.log.last();
         let parked = &mut volume.parked;
@@ -545,6 +589,7 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
+        self.footers.forget(attachment);
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
         self.divide();
@@ -556,8 +601,12 @@ impl<B: Clone> WriteLog<B> {
         self.segments.set_reserve(reserve);
         let segments = u64::from(self.config.segments - reserve);
         let all = segments * u64::from(self.config.geometry.bytes()) / 5 * 4;
-        let stated: u64 = self.volumes.values().filter_map(|v| v.stated).sum();
-        let others = self.volumes.values().filter(|v| v.stated.is_none()).count() as u64;
+        // What volumes hold that are put aside is nobody's.
+        let aside: u64 = self.volumes.values().filter(|v| v.aside).map(|v| v.log.held()).sum();
+        let all = all.saturating_sub(aside);
+        let served = || self.volumes.values().filter(|v| !v.aside);
+        let stated: u64 = served().filter_map(|v| v.stated).sum();
+        let others = served().filter(|v| v.stated.is_none()).count() as u64;
         let share = (all.saturating_sub(stated) / others.max(1)).min(MOST_SHARE);
         // What is stated and does not fit is less.
         let fits = |bytes: u64| match stated > all {
@@ -660,6 +709,9 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch was written, or not.
     pub fn written(&mut self, now: Nanos, number: u64, done: bool, asks: &mut Asks<B>) {
+        if footers::is_footer(number) {
+            return self.footer_written(now, number, done, asks);
+        }
         let Some((write, tries)) = self.writing.remove(&number) else { return };
         if !done {
             if tries + 1 < TRIES {
@@ -686,11 +738,13 @@ impl<B: Clone> WriteLog<B> {
     /// What is written, in order, is answered as far as the throttles let it be.
     fn acknowledge(&mut self, now: Nanos, asks: &mut Asks<B>) {
         let written = self.segments.written();
+        let ignored = self.fault.is(Planted::AgeIgnored);
         let mut promises = Vec::new();
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                let due = volume.due(now, u64::from(logged.room));
+                let due = volume.due(now, u64::from(logged.room()));
+                let due = due.filter(|_| !volume.is_over(now) || ignored);
                 if due.is_none_or(|due| due > now) {
                     // What is at the bound is not destaged before it is durable: that is not left to the clock.
                     self.flush_wanted |= due.is_none() && volume.destager.is_idle();
@@ -698,6 +752,7 @@ impl<B: Clone> WriteLog<B> {
                 }
                 volume.throttle.acknowledged(now);
                 volume.log.answer(&mut volume.overlay);
+                volume.answered_at(volume.log.acknowledged(), now);
                 any = true;
                 let Some(Pending { op, fua }) = volume.pending.pop_front() else { continue };
                 if fua {
@@ -745,6 +800,7 @@ impl<B: Clone> WriteLog<B> {
         let early = self.fault.is(Planted::FlushBegunBefore);
         self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
+        self.seal(asks);
         let durable = self.segments.durable();
         match self.start {
             Start::Flushed => self.start = Start::Wanted,
@@ -790,7 +846,8 @@ impl<B: Clone> WriteLog<B> {
             let answer = volume
                 .log
                 .answerable(written)
-                .and_then(|logged| volume.due(now, u64::from(logged.room)));
+                .filter(|_| !volume.is_over(now))
+                .and_then(|logged| volume.due(now, u64::from(logged.room())));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };
         let park = (self.full && self.park_after > now).then_some(self.park_after);
@@ -820,22 +877,57 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
+    /// The record of this sequence, the last of those that are answered, is answered now.
+    fn answered_at(&mut self, sequence: u64, now: Nanos) {
+        if sequence == self.log.frontier() + 1 {
+            // What was answered before is not dirty any more.
+            self.since.clear();
+        }
+        if self.since.back().is_none_or(|&(_, since)| since != now) {
+            self.since.push_back((sequence, now));
+        }
+    }
+
     /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
     fn may_begin(&self, durable: u64) -> bool {
         let first = self.log.frontier() + 1;
         let logged = self.log.record(first).filter(|_| first <= self.log.acknowledged());
-        self.destager.is_idle() && logged.is_some_and(|logged| logged.batch <= durable)
+        let idle = self.destager.is_idle() && !self.aside;
+        idle && logged.is_some_and(|logged| logged.batch <= durable)
     }
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
-        let any = !self.destager.is_idle() || self.may_begin(durable);
-        self.destager.wakes().filter(|_| any)
+        let may_begin = self.may_begin(durable);
+        let any = !self.destager.is_idle() || may_begin;
+        let oldest = self.age.zip(self.oldest());
+        let aged = oldest.map(|(age, oldest)| age.presses(oldest));
+        let aged = aged.filter(|_| may_begin && self.pressed != self.log.frontier() + 1);
+        let wakes = self.destager.wakes().filter(|_| any).into_iter().chain(aged).min();
+        wakes.filter(|_| !self.aside)
+    }
+
+    /// When the oldest write was answered that is dirty.
+    fn oldest(&self) -> Option<Nanos> {
+        let any = self.log.acknowledged() > self.log.frontier();
+        self.since.front().filter(|_| any).map(|oldest| oldest.1)
+    }
+
+    /// Nothing is answered, since the oldest that is dirty is too old.
+    fn is_over(&self, now: Nanos) -> bool {
+        let age = self.age.filter(|age| age.hard);
+        age.zip(self.oldest()).is_some_and(|(age, oldest)| age.is_over(now, oldest))
+    }
+
+    /// Nothing is answered before some of it is destaged.
+    fn is_stopped(&self, now: Nanos) -> bool {
+        self.log.held() >= self.throttle.bound() || self.is_over(now)
     }
 
     /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.
     fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
-        if self.log.acknowledged() == self.log.frontier() {
+        // Nor does anything for one that is put aside: those who wait have gone.
+        if self.aside || self.log.acknowledged() == self.log.frontier() {
             return Some(now);
         }
         self.throttle.due(now, self.log.held(), room)
@@ -848,7 +940,7 @@ impl Attached {
             return None;
         }
         let logged = self.log.record(dirty.sequence)?;
-        let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
+        let sums = self.sums.get(dirty.sequence, self.log.frontier())?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
         let (first, end) =
