@@ -9,6 +9,7 @@
 //! | `pages` | how two ways to one take turns in a page |
 //! | [`nbd`] | an export of an NBD server |
 //! | [`object`] | chunks in an S3-compatible object store |
+//! | [`journal`] | the places that the journal of a store may lie in |
 //! | `ledger` | which writes were answered and are not durable, and how often some may have gone |
 //! | [`peer`] | which server is behind an NBD store, whatever it is called |
 //! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
@@ -36,6 +37,7 @@ mod device_name;
 pub mod emulation;
 pub mod file;
 pub mod identity;
+pub mod journal;
 mod ledger;
 mod looker;
 pub mod marker;
@@ -221,6 +223,11 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// The file or block device that it is, if it is one.
     fn image(&self) -> Option<marker::Image> {
         None
+    }
+
+    /// What a journal has for it is laid over it.
+    fn has_journal_laid_over(&self) -> bool {
+        false
     }
 
     /// A worker's own way to it.

@@ -77,6 +77,62 @@ fn is_of_this_host(ip: IpAddr) -> bool {
     !any.is_ok_and(|any| any.starts_with(b"1")) && UdpSocket::bind((ip, 0)).is_ok()
 }
 
+/// Whether what a URI names goes with this host, as far as that can be told: a file on no network file system, a block device, a server at a
+/// Unix socket or at an address of this host.
+///
+/// # Errors
+/// When an address cannot be looked up.
+pub(crate) fn is_here(uri: &Uri) -> Result<bool, String> {
+    match uri {
+        Uri::File { path } => Ok(!is_on_network(path)),
+        Uri::NbdUnix { .. } => Ok(true),
+        Uri::NbdTcp { .. } => Ok(match Peer::of(uri)? {
+            Some(Peer { place: Place::Addresses(list), .. }) => {
+                list.iter().any(|address| is_of_this_host(plain(*address).ip()))
+            }
+            _ => true,
+        }),
+        Uri::S3 { endpoint, .. } => {
+            let Some(endpoint) = endpoint else { return Ok(false) };
+            let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
+            let host = rest.split(['/', '?']).next().unwrap_or(rest);
+            let port = if scheme == "http" { 80 } else { 443 };
+            let with_port = match host.rsplit_once(':') {
+                Some((_, digits)) if digits.parse::<u16>().is_ok() => host.to_owned(),
+                _ => format!("{host}:{port}"),
+            };
+            let found = with_port.to_socket_addrs();
+            let found = found.map_err(|e| format!("the address of '{host}': {e}"))?;
+            Ok(found.into_iter().any(|address| is_of_this_host(plain(address).ip())))
+        }
+    }
+}
+
+/// File systems whose files are on another host: NFS, SMB (three numbers), 9P, Ceph, AFS, Lustre, GPFS, OCFS2, GFS2.
+const ON_NETWORK: [u32; 11] = [
+    0x6969,
+    0x517b,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x0102_1997,
+    0x00c3_6400,
+    0x5346_414f,
+    0x0bd0_0bd0,
+    0x4750_4653,
+    0x7461_636f,
+    0x0116_1970,
+];
+
+/// Whether the file of that name, or its directory if there is none yet, lies on a file system of a network. A block device lies on none.
+fn is_on_network(path: &Path) -> bool {
+    if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
+        return false;
+    }
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let found = rustix::fs::statfs(path).or_else(|_| rustix::fs::statfs(dir));
+    found.is_ok_and(|found| ON_NETWORK.contains(&(found.f_type as u32)))
+}
+
 impl Place {
     /// The place in words that are the same whatever it was called, and stay the same while the server is away.
     fn key(&self) -> String {

@@ -57,6 +57,21 @@ impl FromStr for Uri {
     }
 }
 
+/// Where something beside a store is: a path, or a URI.
+pub(crate) fn path_or_uri(text: &str) -> Result<Uri, String> {
+    let schemes = ["file:", "nbd:", "nbd+unix:", "s3:"];
+    let is_uri = text.contains("://") || schemes.iter().any(|scheme| text.starts_with(scheme));
+    match is_uri {
+        true => parse(text).map_err(|reason| {
+            format!(
+                "{reason}; write a path, nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT or s3://BUCKET/PREFIX"
+            )
+        }),
+        false if text.is_empty() => Err("name a file".into()),
+        false => Ok(Uri::File { path: text.into() }),
+    }
+}
+
 fn parse(text: &str) -> Result<Uri, String> {
     if let Some(path) = text.strip_prefix("file:") {
         if path.is_empty() {

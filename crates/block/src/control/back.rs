@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::protocol::{Progress, Refusal, WriteBack};
 use super::status::BackVolume;
 use super::{Control, GoOn, refused};
-use crate::cache::back::{BackStatus, BackWish, MarkerAt, order_name};
+use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, order_name};
 use crate::cache::{CacheError, Core};
 
 /// Between two words on how far it is.
@@ -53,6 +53,15 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
         (None, true) => wish.marker = MarkerAt::Nowhere,
         (None, false) => {}
     }
+    if let Some(place) = &said.journal {
+        if !wish.back.as_ref().is_none_or(BackConfig::is_journaled) {
+            return Err(usage(format!(
+                "--journal '{place}': volume '{name}' is not journaled; --write back:journaled has it be"
+            )));
+        }
+        wish.journal.at = Some(place.clone());
+    }
+    wish.journal.local |= said.journal_local;
     if wish.back.is_some() && cache.record_stats().is_some() {
         return Err(refused(format!(
             "volume '{name}' is to write back, and a run that does so cannot be recorded: attach it to a daemon without --record"

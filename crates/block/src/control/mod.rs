@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::backing::{Backing, BackingError, Uri};
-use crate::cache::back::BackWish;
+use crate::cache::back::{BackWish, view};
 use crate::cache::{CacheError, CheckWish, Core, Detaching, One, Prefetching, named};
 use crate::cache::{Volume, Volumes};
 use crate::served::Face;
@@ -95,7 +95,8 @@ fn refused(message: impl Into<String>) -> Refusal {
 
 impl From<CacheError> for Refusal {
     fn from(error: CacheError) -> Refusal {
-        refused(error.to_string())
+        let usage = matches!(&error, CacheError::Journal { why, .. } if why.is_usage());
+        Refusal { usage, ..refused(error.to_string()) }
     }
 }
 
@@ -296,6 +297,7 @@ impl Control {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri = store.uri().to_owned();
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
+        let store = view(name, store, wish)?;
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
         // The same store may be about to come as another volume, or to go.
         let _store = self.cache.changing().store(volume.backing().place());

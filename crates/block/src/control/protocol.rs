@@ -168,6 +168,12 @@ pub struct WriteBack {
     /// It has none.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub no_marker: bool,
+    /// Where its journal is: a path from the root, or a URI.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journal: Option<String>,
+    /// That may be on this host where the store is not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub journal_local: bool,
 }
 
 impl WriteBack {
@@ -270,6 +276,8 @@ mod tests {
                     dirty_age_max: Some("5,hard".into()),
                     marker: Some("/m".into()),
                     no_marker: true,
+                    journal: Some("/j".into()),
+                    journal_local: true,
                 },
             },
             Request::Flush { volume: None },

@@ -48,8 +48,8 @@ impl Core {
         volume: &Arc<Volume>,
         trust: bool,
     ) -> Result<Result<(), String>, CacheError> {
-        let marker = self.config.wish_of(volume.name()).marker;
-        self.attach_as(volume, trust, &BackWish { back: None, marker })
+        let wish = BackWish { back: None, ..self.config.wish_of(volume.name()) };
+        self.attach_as(volume, trust, &wish)
     }
 
     /// The same of a volume that may write back, and where its marker is.

@@ -14,7 +14,7 @@ use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::RingChoice;
 use larder_volume::{Backing, OpenOptions, Uri, open_with};
 
-use super::back::{BackConfig, MarkerAt};
+use super::back::{BackConfig, JournalAt, MarkerAt};
 use super::cache::Cache;
 use super::open::{self, CacheConfig, CacheError, FormatConfig, layout_of};
 use super::workers::Workers;
@@ -42,6 +42,7 @@ pub struct Builder {
     budget: WriteBudgetConfig,
     back: BTreeMap<String, BackConfig>,
     markers: BTreeMap<String, MarkerAt>,
+    journals: BTreeMap<String, JournalAt>,
     trust_unchanged: bool,
     threads: usize,
     queues: usize,
@@ -78,6 +79,7 @@ impl Builder {
             budget: WriteBudgetConfig::default(),
             back: BTreeMap::new(),
             markers: BTreeMap::new(),
+            journals: BTreeMap::new(),
             trust_unchanged: false,
             threads: defaults::WORKERS,
             queues: QUEUES,
@@ -153,6 +155,13 @@ impl Builder {
     #[must_use]
     pub fn marker(mut self, volume: &str, at: MarkerAt) -> Builder {
         self.markers.insert(volume.to_owned(), at);
+        self
+    }
+
+    /// Where the journal of a volume is, if not beside its store.
+    #[must_use]
+    pub fn journal(mut self, volume: &str, at: JournalAt) -> Builder {
+        self.journals.insert(volume.to_owned(), at);
         self
     }
 
@@ -283,6 +292,7 @@ impl Builder {
         (config.queues, config.trust_unchanged) = (self.queues, self.trust_unchanged);
         (config.rules.shares, config.rules.budget) = (self.shares, self.budget);
         (config.back, config.markers) = (self.back, self.markers);
+        config.journals = self.journals;
         let (all, threads) = (volumes.all(), self.threads);
         let running = match threads {
             0 => open::open_by_hand(&path, config, &all, ByHand::Clock)?,

@@ -211,8 +211,8 @@ impl Cache {
     /// When there is one of that name or with that store, one comes or goes at this moment, it does not fit, or its identity cannot be found
     /// out.
     pub fn attach(&self, name: &str, store: Box<dyn Backing>) -> Result<CachedVolume, CacheError> {
-        let marker = self.0.0.core.config().wish_of(name).marker;
-        self.attach_as(name, store, &BackWish { back: None, marker })
+        let wish = self.0.0.core.config().wish_of(name);
+        self.attach_as(name, store, &BackWish { back: None, ..wish })
     }
 
     /// The same of a volume that may write back. One that was put aside with what is dirty ([`Cache::detach_dirty`]) is taken up by this, with

@@ -41,7 +41,7 @@ use larder_runtime::{
 };
 
 use super::aside::Aside;
-use super::back::{self, BackConfig, MarkerAt};
+use super::back::{self, BackConfig, JournalAt, MarkerAt, NoJournal};
 use super::budget::{BudgetFile, Purse};
 use super::changing::Changing;
 use super::hand::{ByHand, Hand};
@@ -117,6 +117,8 @@ pub struct CacheConfig {
     pub back_by_default: Option<BackConfig>,
     /// Where the marker of a volume is, of any that is not beside its store.
     pub markers: BTreeMap<String, MarkerAt>,
+    /// Where the journal of a volume is, of any that is not beside its store.
+    pub journals: BTreeMap<String, JournalAt>,
 }
 
 impl CacheConfig {
@@ -140,6 +142,7 @@ impl CacheConfig {
             back: BTreeMap::new(),
             back_by_default: None,
             markers: BTreeMap::new(),
+            journals: BTreeMap::new(),
         }
     }
 
@@ -199,6 +202,14 @@ pub enum CacheError {
         name: String,
         /// What is wrong, and what to do.
         reason: String,
+    },
+    /// A volume that is journaled, and has no journal.
+    #[error("volume '{name}': {why}")]
+    Journal {
+        /// Its name.
+        name: String,
+        /// Why it has none, and what to do.
+        why: NoJournal,
     },
     /// Admission cannot be had.
     #[error("admission: {0}")]

@@ -140,6 +140,12 @@ pub(crate) struct WriteArgs {
     /// It has no marker: nothing notices that its cache is lost, or an older one comes back
     #[arg(long)]
     no_marker: bool,
+    /// Where its journal is, with back:journaled: a path, or the URI of an NBD export or object store
+    #[arg(long, value_name = "PLACE")]
+    journal: Option<String>,
+    /// Its journal may be on the daemon's host where its store is not: it then covers the loss of the cache device, and not that of the host
+    #[arg(long)]
+    journal_local: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -147,9 +153,12 @@ pub(crate) struct WriteArgs {
 pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
     let through = args.mode == "through";
     let stated = args.dirty_max.is_some() || args.dirty_age_max.is_some();
-    if through && (stated || args.marker.is_some() || args.no_marker) {
+    let places = args.marker.is_some() || args.no_marker || args.journal.is_some();
+    if through && (stated || places || args.journal_local) {
         return Err(CliError::Usage(
-            "--dirty-max, --dirty-age-max, --marker and --no-marker are for a volume that is to write back: leave them out with 'through'".to_owned(),
+            "--dirty-max, --dirty-age-max, --marker, --no-marker, --journal and --journal-local are for a volume that is to write back: leave them \
+             out with 'through'"
+                .to_owned(),
         ));
     }
     let back = BackArgs {
@@ -158,6 +167,8 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
         dirty_age_max: args.dirty_age_max.clone(),
         marker: args.marker.clone(),
         no_marker: args.no_marker,
+        journal: args.journal.clone(),
+        journal_local: args.journal_local,
     };
     let request = Request::Write { volume: args.volume.clone(), back: back.said()? };
     args.daemon.print(&request, |answer| {
@@ -189,6 +200,12 @@ pub(super) struct BackArgs {
     /// It has no marker: nothing notices that its cache is lost, or an older one comes back
     #[arg(long)]
     no_marker: bool,
+    /// Where its journal is, with back:journaled: a path, or the URI of an NBD export or object store
+    #[arg(long, value_name = "PLACE")]
+    journal: Option<String>,
+    /// Its journal may be on the daemon's host where its store is not: it then covers the loss of the cache device, and not that of the host
+    #[arg(long)]
+    journal_local: bool,
 }
 
 impl BackArgs {
@@ -200,6 +217,8 @@ impl BackArgs {
             dirty_age_max: self.dirty_age_max.clone(),
             marker: self.marker.as_deref().map(from_here).transpose()?,
             no_marker: self.no_marker,
+            journal: self.journal.as_deref().map(from_here).transpose()?,
+            journal_local: self.journal_local,
         })
     }
 }

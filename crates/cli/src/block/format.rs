@@ -136,10 +136,15 @@ pub(super) fn failed(error: CacheError) -> CliError {
             "name a place for it (a file, or an export of its own), or choose to do without a marker",
             "name one with --marker NAME=PLACE, or do without by --no-marker NAME",
         )
+        .replace(
+            "name a place for its journal (a file, a block device, or an export of its own), or choose ordered",
+            "name one with --journal NAME=PLACE, or choose --write NAME=back:ordered",
+        )
+        .replace("say that the journal may be local", "say --journal-local")
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")
         .replace("destage all of it before", "destage all of it (`larder block flush`) before");
-    text.push_str(match error {
+    text.push_str(match &error {
         CacheError::Occupied { .. } => ": say --yes if it is",
         CacheError::NotEmpty { .. } => " (`larder block format --yes`, or no --record)",
         _ => "",
@@ -152,6 +157,7 @@ pub(super) fn failed(error: CacheError) -> CliError {
         | CacheError::NotEmpty { .. }
         | CacheError::Admission(_)
         | CacheError::Budget(_) => CliError::Usage(text),
+        CacheError::Journal { why, .. } if why.is_usage() => CliError::Usage(text),
         _ => CliError::Runtime(text),
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use larder_block::backing::journal::JournalError;
 use larder_block::backing::marker::MarkerIoError;
 use larder_block::backing::{self, OpenOptions, Uri};
-use larder_block::cache::back::{RecoverError, Recovery, recover};
+use larder_block::cache::back::{RecoverError, RecoverWish, Recovery, recover};
 
 use super::control::{duration, two_columns};
 use crate::error::CliError;
@@ -16,6 +17,8 @@ Examples:
   larder block recover file:/nfs/disk.img
   # A store without a place for its marker:
   larder block recover nbd://filer:10809/vm1 --marker /nfs/vm1.marker
+  # One that was journaled, to another export:
+  larder block recover nbd://filer:10809/vm1 --marker /nfs/vm1.marker --journal nbd://filer:10809/vm1-journal
 
 It asks nothing. Ends with 0 if the marker is clean now, whether it was before or not, with 1 if not.";
 
@@ -32,6 +35,12 @@ pub(crate) struct RecoverArgs {
     /// Where its marker is, if it is not beside the store: a path, or the URI of an NBD export or object store
     #[arg(long, value_name = "PLACE")]
     marker: Option<String>,
+    /// Where its journal is, if its order was journaled and it is not beside the store: a path, or the URI of an NBD export or object store
+    #[arg(long, value_name = "PLACE")]
+    journal: Option<String>,
+    /// Go on where the journal is lost or damaged: the store may be between two moments, and is taken as it is
+    #[arg(long)]
+    accept_torn: bool,
     /// The store, or a cache, was put back to an older copy: no cache counts any more, even if the marker is clean
     #[arg(long)]
     set_back: bool,
@@ -45,7 +54,13 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), CliError> {
     let uri: Uri = args.store.parse().map_err(|e| usage(&e))?;
     let store = backing::open_with(&uri, &OpenOptions::default())
         .map_err(|e| CliError::Runtime(e.to_string()))?;
-    let told = recover(&*store, args.marker.clone(), args.set_back).map_err(failed)?;
+    let wish = RecoverWish {
+        marker: args.marker.clone(),
+        journal: args.journal.clone(),
+        set_back: args.set_back,
+        accept_torn: args.accept_torn,
+    };
+    let told = recover(&*store, &wish).map_err(failed)?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&told)
             .map_err(|e| CliError::Runtime(format!("the answer cannot be printed: {e}")))?,
@@ -64,6 +79,17 @@ fn failed(error: RecoverError) -> CliError {
         RecoverError::Marker(MarkerIoError::Option { .. }) => {
             CliError::Usage(format!("--marker {text}"))
         }
+        RecoverError::NoJournal(JournalError::NoPlace { store, why }) => CliError::Usage(format!(
+            "backing store '{store}' has no place for a journal: {why}; name the place that it has with --journal"
+        )),
+        RecoverError::NoJournal(JournalError::Option { .. }) => {
+            CliError::Usage(format!("--journal {text}"))
+        }
+        RecoverError::NoJournal(_) => CliError::Usage(text),
+        RecoverError::Torn { .. } => CliError::Runtime(text.replace(
+            "have the cache or the journal back, or accept that it is torn",
+            "have the cache or the journal back (--journal says where it is), or take the store as it is with --accept-torn",
+        )),
         RecoverError::NoMarker(_) => {
             CliError::Runtime(text.replace("name its place", "name its place with --marker"))
         }
@@ -124,6 +150,10 @@ fn text(told: &Recovery, now: u64) -> String {
             "the store is what a disk may hold when its host has crashed: file systems and databases find their way from there as \
              after that"
         }
+        Some("journaled") if told.torn.is_some() => {
+            "the journal was not replayed: the store may have some of what was to come to it at once and not the rest, which no volume ever was. \
+             Check it, and restore what is broken"
+        }
         Some("journaled") => {
             "what the journal had is in the store: it is the volume as it was at one moment, and file systems and databases find \
              their way from there as after a crash"
@@ -133,6 +163,9 @@ fn text(told: &Recovery, now: u64) -> String {
              restore what is broken"
         }
     };
+    if let Some(why) = &told.torn {
+        rows.push(("torn", why.clone()));
+    }
     if told.was != "clean" {
         rows.push(("image", image.to_owned()));
     }
@@ -197,6 +230,7 @@ mod tests {
             host: Some("there".into()),
             order: Some("ordered".into()),
             not_older_than: Some(1_700_000_000),
+            torn: None,
             mark: Some("nightly".into()),
             generation: 6,
             fenced: true,
@@ -222,6 +256,8 @@ mod tests {
         has(&dirty, &["mark 'nightly' is the last"]);
         let journaled = Recovery { order: Some("journaled".into()), ..dirty.clone() };
         has(&journaled, &["journal", "at one moment"]);
+        let torn = Recovery { torn: Some("it is lost".into()), ..journaled };
+        has(&torn, &["torn it is lost", "not replayed", "Check it"]);
         let any = Recovery { order: Some("any".into()), fenced: false, ..dirty.clone() };
         has(&any, &["never existed", "see to it that none does", "at most"]);
         let lost = Recovery {

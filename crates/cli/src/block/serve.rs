@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
+use larder_block::cache::back::{BackWish, view};
 use larder_block::cache::{CacheConfig, Cached, RulesConfig, Warmth, open, without};
 use larder_block::control::{Absent, Control, ControlServer, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
@@ -193,6 +194,12 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         }
         match open_store(uri, read_only) {
             Ok(store) => {
+                let wish = BackWish {
+                    back: None,
+                    marker: writes.markers.get(name).cloned().unwrap_or_default(),
+                    journal: writes.journals.get(name).cloned().unwrap_or_default(),
+                };
+                let store = view(name, store, &wish).map_err(failed)?;
                 volumes.add(Volume::new(name, store, line, true)).map_err(|e| usage(&e))?;
             }
             Err(e) if waits => {
@@ -219,6 +226,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         back: writes.back,
         back_by_default: writes.back_by_default,
         markers: writes.markers,
+        journals: writes.journals,
         replacement: args.replacement,
         reclaim: args.reclaim,
         evict: args.evict,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use larder_base::ByteSize;
-use larder_block::cache::back::{Age, BACK, BackConfig, MarkerAt};
+use larder_block::cache::back::{Age, BACK, BackConfig, JournalAt, MarkerAt};
 use larder_engine::block::WriteMode;
 use larder_engine::block::node::defaults;
 
@@ -43,6 +43,14 @@ pub(crate) struct WriteArgs {
     /// This volume has no marker: nothing notices that its cache is lost, or an older one comes back. May be given several times
     #[arg(long = "no-marker", value_name = "NAME", help_heading = "Cache")]
     no_markers: Vec<String>,
+    /// Where the journal of a volume with --write back:journaled is: a path of a file (it is made) or block device, or the URI of an NBD export
+    /// or object store, of 128 MiB at least. By default it is beside a file (NAME.larder.journal) and in an object store (wb/); block devices and
+    /// NBD have no place of their own. Without NAME= it is that of the only volume. May be given several times
+    #[arg(long = "journal", value_name = "[NAME=]PLACE", value_parser = journal, help_heading = "Cache")]
+    journals: Vec<(Option<String>, String)>,
+    /// The journal may be on this host where the store is not: it then covers the loss of the cache device, and not that of the host
+    #[arg(long, help_heading = "Cache")]
+    journal_local: bool,
 }
 
 /// What one `--write` says.
@@ -65,6 +73,8 @@ pub(super) struct Writes {
     pub(super) back_by_default: Option<BackConfig>,
     /// Where markers are that are not beside their store.
     pub(super) markers: BTreeMap<String, MarkerAt>,
+    /// Where journals are that are not beside their store, and whether they may be local.
+    pub(super) journals: BTreeMap<String, JournalAt>,
 }
 
 fn usage(text: String) -> CliError {
@@ -158,6 +168,57 @@ impl WriteArgs {
                 )));
             }
             once(&mut writes.markers, &flag, name, MarkerAt::Nowhere)?;
+        }
+        self.journals(writes, args, &taken)
+    }
+
+    fn journals(
+        &self,
+        writes: &mut Writes,
+        args: &Settings,
+        markers: &BTreeMap<&String, &String>,
+    ) -> Result<(), CliError> {
+        let mut taken = BTreeMap::new();
+        for (name, place) in &self.journals {
+            let (flag, name) = match (name, &args.volumes[..]) {
+                (Some(name), _) => (format!("--journal {name}={place}"), name),
+                (None, [only]) => (format!("--journal {place}"), &only.0),
+                (None, _) => {
+                    return Err(usage(format!(
+                        "--journal {place}: it is that of one volume; write NAME={place}"
+                    )));
+                }
+            };
+            known(&flag, name, args)?;
+            let only_read = args.read_only || args.read_only_volumes.contains(name);
+            let journaled = writes.back.get(name).is_some_and(BackConfig::is_journaled);
+            if !journaled && !only_read {
+                return Err(usage(format!(
+                    "{flag}: volume '{name}' is not journaled; --write {name}=back:journaled has it be"
+                )));
+            }
+            for (what, other) in [("marker", markers.get(place)), ("journal", taken.get(place))] {
+                if let Some(other) = other {
+                    return Err(usage(format!(
+                        "{flag}: volume '{other}' has its {what} there: name another place"
+                    )));
+                }
+            }
+            taken.insert(place, name);
+            let at = JournalAt { at: Some(place.clone()), local: false };
+            once(&mut writes.journals, &flag, name, at)?;
+        }
+        if self.journal_local {
+            let all = writes.back.values().chain(&writes.back_by_default);
+            if !all.into_iter().any(BackConfig::is_journaled) {
+                return Err(usage(
+                    "--journal-local: no volume is journaled; --write back:journaled has all be"
+                        .to_owned(),
+                ));
+            }
+            for (name, _) in &args.volumes {
+                writes.journals.entry(name.clone()).or_default().local = true;
+            }
         }
         Ok(())
     }
@@ -276,6 +337,21 @@ fn marker(text: &str) -> Result<(String, String), String> {
         Some((name, place)) if !place.is_empty() => Ok((name.to_owned(), place.to_owned())),
         _ => Err(format!(
             "'{text}' is no volume's marker: write NAME=PLACE, as in disk=/var/lib/larder/disk.marker"
+        )),
+    }
+}
+
+fn journal(text: &str) -> Result<(Option<String>, String), String> {
+    // (No name has these; a URI has one of them before its parameters.)
+    let is_name = |name: &str| !name.is_empty() && !name.contains(['/', ':', '?']);
+    let (name, place) = match text.split_once('=') {
+        Some((name, place)) if is_name(name) => (Some(name.to_owned()), place),
+        _ => (None, text),
+    };
+    match place.is_empty() {
+        false => Ok((name, place.to_owned())),
+        true => Err(format!(
+            "'{text}' is no volume's journal: write PLACE or NAME=PLACE, as in disk=/ssd/disk.journal"
         )),
     }
 }

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use larder_format::block::marker::MAGIC;
@@ -99,15 +99,8 @@ impl FileMedium {
             // There may be none yet; its directory must be there.
             Err(_) => path.to_owned(),
         };
-        if let (Some(image), Ok(found)) = (&image, whole.metadata()) {
-            let stat = image.stat().map_err(|e| plain(&e))?;
-            let same = which(&stat) == (found.dev(), found.ino())
-                || image.is_device()
-                    && found.file_type().is_block_device()
-                    && stat.st_rdev == found.rdev();
-            if same {
-                return Err("is the volume's own store: name another file".into());
-            }
+        if image.as_ref().is_some_and(|image| image.is_at(&whole)) {
+            return Err("is the volume's own store: name another file".into());
         }
         let name = whole.file_name().ok_or("names no file")?;
         if name.len() > MAX_NAME {

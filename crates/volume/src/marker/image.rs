@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -69,6 +70,13 @@ impl Image {
     /// Its attribute.
     pub fn attribute(&self) -> &dyn Attribute {
         &*self.attribute
+    }
+
+    /// What is at this path is the image.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        let (Ok(found), Ok(stat)) = (path.metadata(), self.stat()) else { return false };
+        (stat.st_dev, stat.st_ino) == (found.dev(), found.ino())
+            || self.device && found.file_type().is_block_device() && stat.st_rdev == found.rdev()
     }
 
     pub(super) fn stat(&self) -> io::Result<Stat> {

@@ -236,6 +236,8 @@ impl MemoryMedium {
 }
 
 impl Region for MemoryMedium {
+    type Error = MarkerIoError;
+
     fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), MarkerIoError> {
         self.step(Some((at as usize, bytes)))?;
         self.step(None)

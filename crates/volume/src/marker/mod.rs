@@ -49,10 +49,7 @@ mod object_tests;
 mod place;
 #[cfg(test)]
 mod place_tests;
-#[cfg(any(test, feature = "testing", feature = "nbd"))]
-mod region;
-
-use std::path::Path;
+pub(crate) mod region;
 
 use larder_format::block::marker::{Marker, MarkerError};
 
@@ -249,18 +246,7 @@ fn named(
     options: &PlaceOptions,
 ) -> Result<Box<dyn MarkerPlace>, MarkerIoError> {
     let bad = |reason: String| MarkerIoError::Option { option: option.to_owned(), reason };
-    let schemes = ["file:", "nbd:", "nbd+unix:", "s3:"];
-    let is_uri = option.contains("://") || schemes.iter().any(|scheme| option.starts_with(scheme));
-    let uri = match is_uri {
-        true => option.parse::<Uri>().map_err(|e| match e {
-            crate::BackingError::Uri { reason, .. } => bad(format!(
-                "{reason}; write a path, nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT or s3://BUCKET/PREFIX"
-            )),
-            other => bad(other.to_string()),
-        })?,
-        false if option.is_empty() => return Err(bad("name a file".into())),
-        false => Uri::File { path: Path::new(option).into() },
-    };
+    let uri = crate::uri::path_or_uri(option).map_err(bad)?;
     match uri {
         Uri::File { path } => {
             let medium = file::FileMedium::at(&path, image, options.look).map_err(bad)?;

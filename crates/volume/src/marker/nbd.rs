@@ -86,6 +86,8 @@ impl NbdMedium {
 }
 
 impl Region for NbdMedium {
+    type Error = MarkerIoError;
+
     fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), MarkerIoError> {
         let mut buf = AlignedBuf::zeroed(bytes.len());
         buf.copy_from_slice(bytes);

@@ -10,7 +10,7 @@ use super::place::Medium;
 use super::{MarkerIoError, PlaceOptions};
 use crate::Uri;
 use crate::object::manifest::RECORD_BYTES;
-use crate::object::requests::{Requests, Trouble};
+use crate::object::requests::{Requests, Trouble, is_conditional};
 use crate::object::{below, connect, runtime};
 
 /// The marker below the prefix.
@@ -19,8 +19,6 @@ const MARKER: &str = "marker";
 const MARKED: &str = "marked";
 /// What is asked for a version that it never had.
 const PROBE: &str = "marker.probe";
-/// That version.
-const NEVER: &str = "\"larder-never\"";
 
 pub(super) struct ObjectMedium {
     requests: Requests,
@@ -89,18 +87,7 @@ impl ObjectMedium {
     /// Whether a PUT that cannot be right is refused.
     fn probe(&self) -> Result<bool, Trouble> {
         let at = below(&self.prefix, PROBE);
-        let silence = self.requests.timeout().silence;
-        let limit = move || Some(silence);
-        self.runtime.block_on(async {
-            match self.requests.put(&at, "probe".into(), Some(NEVER), limit).await {
-                Err(Trouble::Changed | Trouble::Missing) => Ok(true),
-                Err(e) => Err(e),
-                Ok(_) => {
-                    self.requests.again(limit, || self.requests.store().delete(&at)).await?;
-                    Ok(false)
-                }
-            }
-        })
+        self.runtime.block_on(is_conditional(&self.requests, &at))
     }
 
     /// What is there.

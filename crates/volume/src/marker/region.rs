@@ -3,22 +3,24 @@
 //! Zeros are no marker. A first write that was cut short is none either: it leaves one copy that begins as a marker does beside zeros,
 //! which no later write does.
 
-use larder_format::block::marker::{COPY_BYTES, MAGIC, Marker, MarkerError};
+use larder_format::block::marker::{MAGIC, Marker, MarkerError};
 
-use super::MarkerIoError;
 use super::place::copy_at;
 
 /// What is written whole or not at all, bytes.
-pub(super) const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 
 /// Something that can be written.
-pub(super) trait Region {
+pub(crate) trait Region {
+    /// Why it could not be.
+    type Error;
+
     /// Writes these bytes there, durable when it returns.
-    fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), MarkerIoError>;
+    fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), Self::Error>;
 }
 
 /// It is what is there before the first marker is complete.
-pub(super) fn is_nothing([a, b]: &[Vec<u8>; 2]) -> bool {
+pub(crate) fn is_nothing([a, b]: &[Vec<u8>; 2]) -> bool {
     let zero = |copy: &[u8]| copy.iter().all(|&b| b == 0);
     let torn =
         |copy: &[u8]| copy.starts_with(&MAGIC) && Marker::decode(copy) == Err(MarkerError::Damaged);
@@ -26,28 +28,30 @@ pub(super) fn is_nothing([a, b]: &[Vec<u8>; 2]) -> bool {
 }
 
 /// Both copies where nothing was.
-pub(super) fn create(
-    region: &mut impl Region,
+pub(crate) fn create<R: Region>(
+    region: &mut R,
     first: usize,
     bytes: &[u8],
-) -> Result<(), MarkerIoError> {
+) -> Result<(), R::Error> {
     // So that whatever is torn of the rest is known for what it is.
     region.put(copy_at(first), &bytes[..SECTOR])?;
     replace(region, first, bytes)
 }
 
 /// Both copies, one after the other.
-pub(super) fn replace(
-    region: &mut impl Region,
+pub(crate) fn replace<R: Region>(
+    region: &mut R,
     first: usize,
     bytes: &[u8],
-) -> Result<(), MarkerIoError> {
+) -> Result<(), R::Error> {
     region.put(copy_at(first), bytes)?;
     region.put(copy_at(first + 1), bytes)
 }
 
 /// Zeros.
-pub(super) fn clear(region: &mut impl Region) -> Result<(), MarkerIoError> {
+#[cfg(any(test, feature = "testing", feature = "nbd"))]
+pub(crate) fn clear<R: Region>(region: &mut R) -> Result<(), R::Error> {
+    use larder_format::block::marker::COPY_BYTES;
     // A copy that is torn stands beside one that is whole; or beside zeros, and then it still begins as a marker does.
     region.put(copy_at(1), &[0; COPY_BYTES])?;
     region.put(SECTOR as u64, &[0; COPY_BYTES - SECTOR])?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, GetRange, ObjectMeta, ObjectStore, PutMode, PutOptions, PutPayload,
-    UpdateVersion,
+    Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload, UpdateVersion,
 };
 use tokio::time::Instant;
 
@@ -248,6 +248,22 @@ impl Requests {
                 _ => Err(Trouble::Changed),
             },
             other => other,
+        }
+    }
+}
+
+/// A version that no object ever had.
+const NEVER: &str = "\"larder-never\"";
+
+/// Whether the store refuses a PUT that cannot be right: one to `at` that is to follow a version which never was.
+pub(crate) async fn is_conditional(requests: &Requests, at: &Path) -> Result<bool, Trouble> {
+    let limit = requests.any();
+    match requests.put(at, "probe".into(), Some(NEVER), &limit).await {
+        Err(Trouble::Changed | Trouble::Missing) => Ok(true),
+        Err(e) => Err(e),
+        Ok(_) => {
+            requests.again(&limit, || requests.store().delete(at)).await?;
+            Ok(false)
         }
     }
 }

@@ -1,40 +1,56 @@
-//! The journal of a volume whose store gets all of an epoch or nothing: a file beside the image, with a thread of its own.
+//! The journal of a volume whose store gets all of an epoch or nothing, with a thread of its own.
 //!
-//! It has two halves, each a journal of [`larder_format::block::journal`] without its header; epochs go to them in turn. So the one before is
-//! whole until the next is committed and applied, and the last that is whole is what the store may lack: its stretches are after-images, and
-//! applying them once more changes nothing.
+//! Where it lies is a [`JournalPlace`]. Its head says whose it is, and is written before the marker says that anything is dirty: a journal that a
+//! marker speaks of and that is not there, or is that of an earlier attachment, is *torn*, and so is one in which an epoch was begun behind the
+//! last that is whole. With its cache that is no loss, since the log has all of it; without, the store may be between two epochs.
+//!
+//! The last epoch that is whole is what the store may lack: its stretches are after-images, and applying them once more changes nothing.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
 use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use larder_engine::block::OpId;
 use larder_engine::block::PartKind;
 use larder_engine::block::node::calls::{Message, OP_BITS, send};
-use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::JournalPart;
 use larder_engine::block::node::queue::Node as _;
 use larder_format::Uuid;
 use larder_format::block::journal::{
-    COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalExtent, Size,
+    COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
+    JournalExtent, Size,
 };
+use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::write_log::pieces;
 use larder_runtime::{AlignedBuf, Payload};
+use larder_volume::journal::{EpochName, Head, JournalError, JournalPlace, Part, Site, Use};
 use larder_volume::op::{Op, Outcome};
-use larder_volume::{Alone, Backing};
+use larder_volume::{Alone, Backing, Timeouts};
 
 use super::super::Core;
 
-/// A half has room for the bytes of an epoch and for what is said of them, however small its stretches are.
-const HALF: u64 = 4 * defaults::EPOCH.0;
 /// One request to a store when a journal is applied is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of one such request.
 const PIECE: u64 = 1 << 20;
+
+/// A journal's thread that is in the midst of something is waited for so long.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// State of a head that says that the store may be between two epochs, until one behind the head's `applied` is whole.
+const DOUBTFUL: MarkerState = MarkerState::Closing;
+
+/// Where the journal of a volume is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JournalAt {
+    /// There: a path, or the URI of an NBD export or object store. `None`: beside the store.
+    pub at: Option<String>,
+    /// It may go with this host where the store does not: then it covers the loss of the cache device, not that of the host.
+    pub local: bool,
+}
 
 /// Whose journal it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,74 +76,159 @@ pub struct Applied {
     pub mark: Option<String>,
 }
 
+/// A stretch of the volume as an epoch leaves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Laid {
+    /// Where in the volume.
+    pub range: Range<u64>,
+    /// What it holds; `None`: zeros.
+    pub bytes: Option<Vec<u8>>,
+}
+
 /// What an epoch is called: its number, its last record, when that was written, and the last mark at or before it.
 type Named = (u64, u64, u64, Option<String>);
 
-/// A journal.
+/// What a journal has for a store.
 #[derive(Debug)]
-pub struct Journal {
-    file: File,
-    path: PathBuf,
+pub struct Read {
+    /// The last epoch that is whole.
+    whole: Option<Whole>,
+    /// The last epoch that was begun.
+    last: u64,
+    /// Why the store may be between two epochs all the same.
+    pub torn: Option<&'static str>,
+}
+
+/// What a start has taken over of a journal.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Taken {
+    /// What was applied.
+    pub(super) applied: Option<Applied>,
+    /// The last epoch that was begun.
+    pub(super) last: u64,
+    /// Behind which epoch the store is whole again, if it may not be.
+    pub(super) doubt: Option<u64>,
 }
 
 /// An epoch that is whole.
+#[derive(Debug)]
 struct Whole {
     commit: Commit,
     descriptors: Descriptors,
-    /// Where its data begins in the file.
+    part: Part,
+    /// Where its data begins in the part.
     data: u64,
 }
 
-fn half(epoch: u64) -> u64 {
-    epoch % 2 * HALF
+/// What a part has of an epoch.
+enum Found {
+    /// None that counts.
+    Nothing,
+    Whole(Box<Whole>),
+    /// One of that number, if it says so, and it is not whole.
+    Torn(Option<u64>),
+}
+
+/// A journal.
+pub struct Journal {
+    place: Box<dyn JournalPlace>,
+    head: Option<Box<Marker>>,
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal").field("place", &self.place.describe()).finish_non_exhaustive()
+    }
 }
 
 impl Journal {
-    /// Where the journal of an image lies.
-    pub fn beside(image: &Path) -> PathBuf {
-        let mut name = image.as_os_str().to_owned();
-        name.push(".larder.journal");
-        PathBuf::from(name)
-    }
-
-    /// Opens it; `make`: it is made if it is not there.
+    /// Opens the journal of `volume` at `site`. Nothing is said of it yet that was not said before.
     ///
     /// # Errors
-    /// Of the file system.
-    pub fn open(path: &Path, make: bool) -> io::Result<Journal> {
-        let there = path.exists();
-        let mut options = File::options();
-        options.read(true).write(true).create(make).mode(0o600);
-        let file = options.open(path)?;
-        if !there || file.metadata()?.len() < 2 * HALF {
-            // Written, not only set aside: a flush is then one of the bytes alone.
-            let zeros = vec![0u8; PIECE as usize];
-            let mut at = file.metadata()?.len();
-            while at < 2 * HALF {
-                let n = (2 * HALF - at).min(PIECE);
-                file.write_all_at(&zeros[..n as usize], at)?;
-                at += n;
-            }
-            file.sync_all()?;
-            if let Some(dir) = path.parent() {
-                let dir = if dir == Path::new("") { Path::new(".") } else { dir };
-                File::open(dir)?.sync_all()?;
-            }
-        }
-        Ok(Journal { file, path: path.to_owned() })
+    /// [`JournalError`]: also if it is another volume's, or something else is there.
+    pub fn open(
+        site: &Site,
+        volume: Uuid,
+        for_use: Use,
+        timeout: Timeouts,
+    ) -> Result<Journal, JournalError> {
+        Journal::over(site.open(for_use, timeout)?, volume)
     }
 
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// The same at a place that is open.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn over(mut place: Box<dyn JournalPlace>, volume: Uuid) -> Result<Journal, JournalError> {
+        let head = match place.head()? {
+            Head::None => None,
+            Head::Of(head) if head.volume == volume => Some(head),
+            Head::Of(head) => {
+                return Err(JournalError::Foreign {
+                    place: place.describe(),
+                    volume: head.volume,
+                    host: head.host,
+                });
+            }
+            Head::Damaged => {
+                return Err(JournalError::NotAJournal {
+                    place: place.describe(),
+                    reason: "is damaged: both copies of its head are".into(),
+                });
+            }
+        };
+        Ok(Journal { place, head })
+    }
+
+    /// Where it is, for people.
+    pub fn describe(&self) -> String {
+        self.place.describe()
+    }
+
+    /// It is that of this attachment from now on, durably. `marker` is what the volume's marker says or will say. `doubt`: the store may be
+    /// between two epochs until an epoch behind that one is whole.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn claim(&mut self, marker: &Marker, doubt: Option<u64>) -> Result<(), JournalError> {
+        let is_mine =
+            |head: &Marker| (head.cache, head.generation) == (marker.cache, marker.generation);
+        if doubt.is_none() && self.head.as_deref().is_some_and(is_mine) {
+            return Ok(());
+        }
+        let number = self.head.as_ref().map_or(1, |head| head.number.saturating_add(1));
+        let head = Marker {
+            number,
+            state: if doubt.is_some() { DOUBTFUL } else { MarkerState::Dirty },
+            order: MarkerOrder::Journaled,
+            applied: doubt.unwrap_or(0),
+            mark: None,
+            ..marker.clone()
+        };
+        self.place.set_head(&head)?;
+        self.head = Some(Box::new(head));
+        Ok(())
+    }
+
+    /// A start with the cache that has written it: what is whole is applied. What is not is in the log, and comes once more.
+    ///
+    /// # Errors
+    /// As [`Journal::apply`].
+    pub(super) fn take_over(&mut self, of: Of, store: &dyn Backing) -> Result<Taken, String> {
+        let read = self.read(of).map_err(|e| e.to_string())?;
+        let applied = self.apply_read(&read, store)?;
+        if let Some(why) = read.torn {
+            tracing::warn!("{}: {why}; the cache has all of it still", self.describe());
+        }
+        Ok(Taken { applied, last: read.last, doubt: read.torn.map(|_| read.last) })
     }
 
     fn write(
-        &self,
+        &mut self,
         of: Of,
         (epoch, last, time, mark): Named,
         parts: &[JournalPart<Payload>],
-    ) -> io::Result<()> {
+    ) -> Result<(), JournalError> {
         let Of { volume, cache, generation } = of;
         let extent = |part: &JournalPart<Payload>| JournalExtent {
             offset: part.at,
@@ -140,81 +241,162 @@ impl Journal {
             may_punch: part.kind == PartKind::Zero,
         };
         let extents: Vec<JournalExtent> = parts.iter().map(extent).collect();
-        let size = Size::of(&extents).filter(|size| size.journal_bytes() <= HALF);
-        if size.is_none() {
-            return Err(io::Error::other("the epoch is larger than the journal"));
-        }
+        let most = self.place.most();
+        let size = Size::of(&extents).filter(|size| size.journal_bytes() <= most);
+        let Some(size) = size else {
+            let reason = "the epoch is larger than the journal".to_owned();
+            return Err(JournalError::Failed { place: self.place.describe(), reason });
+        };
         let bytes = parts.iter().filter_map(|part| part.bytes.as_deref());
         let sums = bytes.flat_map(|bytes: &[u8]| pieces::sums(bytes).collect::<Vec<_>>()).collect();
         let descriptors = Descriptors { volume, cache, epoch, generation, extents, sums };
-        let encoded = descriptors.encode();
-        let commit = Commit::of(&descriptors, &encoded, last, time, mark);
-        let first = half(epoch);
-        let data = first + DESCRIPTORS_AT + encoded.len() as u64;
-        self.file.write_all_at(&encoded, first + DESCRIPTORS_AT)?;
+        let mut body = descriptors.encode();
+        let commit = Commit::of(&descriptors, &body, last, time, mark);
+        let data = body.len();
+        body.resize(data + size.data_bytes() as usize, 0);
         for (entry, part) in descriptors.entries().zip(parts) {
             if let Some(bytes) = part.bytes.as_deref().filter(|_| !entry.data.is_empty()) {
-                self.file.write_all_at(bytes, data + entry.data.start)?;
+                let at = data + entry.data.start as usize;
+                body[at..at + bytes.len()].copy_from_slice(bytes);
             }
         }
-        self.file.write_all_at(&commit.encode(), first + COMMIT_AT)
+        self.place.write(EpochName { generation, epoch }, &commit.encode(), &body)
     }
 
-    /// The epoch in a half, if it is whole.
-    fn read(&self, of: Of, first: u64) -> io::Result<Option<Whole>> {
-        let mut bytes = [0u8; COMMIT_BYTES];
-        self.file.read_exact_at(&mut bytes, first + COMMIT_AT)?;
-        let Ok(commit) = Commit::decode(&bytes, of.volume) else { return Ok(None) };
-        let mine = commit.cache == of.cache && commit.generation == of.generation;
-        let fits = DESCRIPTORS_AT + u64::from(commit.descriptors) + commit.data <= HALF;
-        if !mine || !fits || half(commit.epoch) != first {
-            return Ok(None);
+    /// What a part has for `of`.
+    fn part(&mut self, of: Of, part: Part) -> Result<Found, JournalError> {
+        let Some(bytes) = self.place.read(part, COMMIT_AT, COMMIT_BYTES)? else {
+            return Ok(Found::Torn(None));
+        };
+        let commit = match Commit::decode(&bytes, of.volume) {
+            Ok(commit) => commit,
+            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return Ok(Found::Nothing),
+            // From before the place was this volume's.
+            Err(Torn::Volume { .. }) => return Ok(Found::Nothing),
+            Err(_) => return Ok(Found::Torn(None)),
+        };
+        if commit.cache != of.cache || commit.generation != of.generation {
+            return Ok(Found::Nothing);
         }
-        let mut encoded = vec![0u8; commit.descriptors as usize];
-        self.file.read_exact_at(&mut encoded, first + DESCRIPTORS_AT)?;
-        let descriptors = Descriptors::decode(&encoded, of.volume);
-        let Ok(descriptors) = descriptors else { return Ok(None) };
+        let torn = Ok(Found::Torn(Some(commit.epoch)));
+        let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize)?;
+        let Some(encoded) = read else { return torn };
+        let Ok(descriptors) = Descriptors::decode(&encoded, of.volume) else { return torn };
         let same = descriptors.epoch == commit.epoch && descriptors.generation == of.generation;
         if !same || !commit.covers(&encoded) {
-            return Ok(None);
+            return torn;
         }
-        let data = first + DESCRIPTORS_AT + encoded.len() as u64;
+        let data = DESCRIPTORS_AT + encoded.len() as u64;
         for entry in descriptors.entries() {
-            let mut bytes = vec![0u8; (entry.data.end - entry.data.start) as usize];
-            self.file.read_exact_at(&mut bytes, data + entry.data.start)?;
-            if pieces::check(entry.sums, 0, &bytes).is_err() {
-                return Ok(None);
+            let len = (entry.data.end - entry.data.start) as usize;
+            let bytes = self.place.read(part, data + entry.data.start, len)?;
+            if bytes.is_none_or(|bytes| pieces::check(entry.sums, 0, &bytes).is_err()) {
+                return torn;
             }
         }
-        Ok(Some(Whole { commit, descriptors, data }))
+        Ok(Found::Whole(Box::new(Whole { commit, descriptors, part, data })))
     }
 
-    /// Applies the last epoch that is whole to the store, and makes that durable. `None`: there is none, and no write in place of one has ever
-    /// begun. What is read is made durable before [jflush]: it may be in the memory of the system alone.
+    /// What it has for the store of `of`.
+    ///
+    /// # Errors
+    /// [`JournalError`] when it cannot be read.
+    pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
+        let mine = self
+            .head
+            .as_ref()
+            .is_some_and(|head| (head.cache, head.generation) == (of.cache, of.generation));
+        let (mut whole, mut begun): (Option<Whole>, Vec<Option<u64>>) = (None, Vec::new());
+        for part in self.place.parts()? {
+            match self.part(of, part)? {
+                Found::Nothing => {}
+                Found::Torn(epoch) => begun.push(epoch),
+                Found::Whole(found) => {
+                    if whole.as_ref().is_none_or(|w| w.commit.epoch < found.commit.epoch) {
+                        whole = Some(*found);
+                    }
+                }
+            }
+        }
+        // (Epochs begin with 1.)
+        let is_whole = whole.as_ref().map_or(0, |whole| whole.commit.epoch);
+        let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
+        let doubtful = doubtful.map_or(0, |head| head.applied.saturating_add(1));
+        let torn = match () {
+            () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
+            () if !mine => Some("it is that of an earlier attachment"),
+            () if begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole)) => {
+                Some("an epoch in it is damaged or was cut short")
+            }
+            () if is_whole < doubtful => {
+                Some("it was damaged before, and no epoch has come to it since")
+            }
+            () => None,
+        };
+        let last = begun.into_iter().flatten().max().unwrap_or(0).max(is_whole);
+        Ok(Read { whole, last: last.max(doubtful.saturating_sub(1)), torn })
+    }
+
+    /// The stretches of the epoch that was read, ascending.
+    ///
+    /// # Errors
+    /// [`JournalError`] when it cannot be read any more.
+    pub fn stretches(&mut self, read: &Read) -> Result<Vec<Laid>, JournalError> {
+        let Some(whole) = &read.whole else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        for entry in whole.descriptors.entries() {
+            let range = entry.extent.offset..entry.extent.offset + entry.extent.length;
+            let bytes = match entry.extent.kind {
+                ExtentKind::Data => {
+                    let len = (entry.data.end - entry.data.start) as usize;
+                    let at = whole.data + entry.data.start;
+                    Some(self.place.read(whole.part, at, len)?.ok_or_else(|| self.changed())?)
+                }
+                // What is trimmed reads as zeros in an image that is a cut.
+                ExtentKind::Zero | ExtentKind::Trim => None,
+            };
+            all.push(Laid { range, bytes });
+        }
+        Ok(all)
+    }
+
+    fn changed(&self) -> JournalError {
+        let reason = "it was changed by something else".to_owned();
+        JournalError::Failed { place: self.place.describe(), reason }
+    }
+
+    /// Applies the last epoch that is whole to the store, and makes that durable. `None`: there is none. What is read was made durable when the
+    /// journal was opened [jflush]: it may have been in the memory of the system alone.
     ///
     /// # Errors
     /// When the journal cannot be read or the store cannot be written: then the store is between two epochs, and this is to be done again.
-    pub fn apply(&self, of: Of, store: &dyn Backing) -> Result<Option<Applied>, String> {
-        let say = |e: io::Error| format!("journal '{}': {e}", self.path.display());
-        self.file.sync_all().map_err(say)?;
-        let halves = [0, HALF].map(|first| self.read(of, first));
-        let [a, b] = halves;
-        let mut whole: Vec<Whole> =
-            [a.map_err(say)?, b.map_err(say)?].into_iter().flatten().collect();
-        whole.sort_by_key(|whole| whole.commit.epoch);
-        let Some(Whole { commit, descriptors, data }) = whole.pop() else { return Ok(None) };
+    pub fn apply(&mut self, of: Of, store: &dyn Backing) -> Result<Option<Applied>, String> {
+        let read = self.read(of).map_err(|e| e.to_string())?;
+        self.apply_read(&read, store)
+    }
+
+    /// The same with what was read.
+    pub(super) fn apply_read(
+        &mut self,
+        read: &Read,
+        store: &dyn Backing,
+    ) -> Result<Option<Applied>, String> {
+        let Some(whole) = &read.whole else { return Ok(None) };
         let session = store.session().map_err(|e| e.to_string())?;
         let mut session = Alone::new(session).map_err(|e| e.to_string())?;
-        for entry in descriptors.entries() {
+        for entry in whole.descriptors.entries() {
             let mut done = 0;
             while done < entry.extent.length {
                 let len = (entry.extent.length - done).min(PIECE);
                 let offset = entry.extent.offset + done;
                 let op = match entry.extent.kind {
                     ExtentKind::Data => {
+                        let at = whole.data + entry.data.start + done;
+                        let read = self.place.read(whole.part, at, len as usize);
+                        let read = read.map_err(|e| e.to_string())?;
+                        let read = read.ok_or_else(|| self.changed().to_string())?;
                         let mut buf = AlignedBuf::zeroed(len as usize);
-                        let at = data + entry.data.start + done;
-                        self.file.read_exact_at(&mut buf, at).map_err(say)?;
+                        buf.copy_from_slice(&read);
                         Op::Write { offset, data: Payload::new(buf), fua: false }
                     }
                     // What is trimmed reads as zeros in an image that is a cut.
@@ -228,8 +410,16 @@ impl Journal {
             }
         }
         ask(&mut session, Op::Flush)?;
-        let Commit { epoch, last, time, mark, .. } = commit;
+        let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
         Ok(Some(Applied { epoch, last, time, mark }))
+    }
+
+    /// It holds nothing any more. To be said when nothing speaks of it.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub(super) fn empty(&mut self) -> Result<(), JournalError> {
+        self.place.empty()
     }
 }
 
@@ -246,9 +436,24 @@ enum Work {
     Flush,
 }
 
-/// A journal with its thread. It ends when this goes.
+/// A journal with its thread. It ends when this goes, and lets go of its place.
 pub(in crate::block) struct Journaling {
-    work: Sender<Work>,
+    work: Option<Sender<Work>>,
+    thread: JoinHandle<()>,
+}
+
+impl Drop for Journaling {
+    fn drop(&mut self) {
+        self.work = None;
+        // It may be this one that lets go of the last of the cache.
+        let until = Instant::now() + RELEASE;
+        while self.thread.thread().id() != std::thread::current().id()
+            && !self.thread.is_finished()
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Journaling {
@@ -260,13 +465,14 @@ impl Journaling {
         core: Weak<Core>,
         attachment: u32,
         of: Of,
-        journal: Journal,
+        mut journal: Journal,
     ) -> io::Result<Journaling> {
         let (work, asked) = channel();
-        std::thread::Builder::new()
+        journal.place.rest();
+        let thread = std::thread::Builder::new()
             .name("block-journal".into())
-            .spawn(move || run(&core, attachment, of, &journal, &asked))?;
-        Ok(Journaling { work })
+            .spawn(move || run(&core, attachment, of, &mut journal, &asked))?;
+        Ok(Journaling { work: Some(work), thread })
     }
 
     pub(in crate::block) fn write(
@@ -274,23 +480,27 @@ impl Journaling {
         (epoch, last, mark): (u64, u64, Option<String>),
         parts: Vec<JournalPart<Payload>>,
     ) {
-        // Where the thread has ended nothing is journaled any more, and the destage stands.
-        let _ = self.work.send(Work::Write((epoch, last, super::unix_nanos(), mark), parts));
+        self.ask(Work::Write((epoch, last, super::unix_nanos(), mark), parts));
     }
 
     pub(in crate::block) fn flush(&self) {
-        let _ = self.work.send(Work::Flush);
+        self.ask(Work::Flush);
+    }
+
+    fn ask(&self, work: Work) {
+        // Where the thread has ended nothing is journaled any more, and the destage stands.
+        let _ = self.work.as_ref().map(|to| to.send(work));
     }
 }
 
-fn run(core: &Weak<Core>, attachment: u32, of: Of, journal: &Journal, asked: &Receiver<Work>) {
+fn run(core: &Weak<Core>, attachment: u32, of: Of, journal: &mut Journal, asked: &Receiver<Work>) {
     while let Ok(work) = asked.recv() {
         let (flushed, done) = match work {
             Work::Write(named, parts) => (false, journal.write(of, named, &parts)),
-            Work::Flush => (true, journal.file.sync_data()),
+            Work::Flush => (true, journal.place.flush()),
         };
         if let Err(error) = &done {
-            tracing::error!("journal '{}': {error}", journal.path.display());
+            tracing::error!("{error}");
         }
         let Some(core) = core.upgrade() else { return };
         let thread = core.destages(attachment) as u64;

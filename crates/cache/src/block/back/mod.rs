@@ -4,8 +4,10 @@ pub mod journal;
 mod marks;
 pub mod offline;
 mod recover;
+mod site;
 mod start;
 mod steps;
+mod view;
 mod words;
 
 use std::collections::BTreeMap;
@@ -28,6 +30,7 @@ use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
+pub use journal::JournalAt;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
@@ -39,7 +42,9 @@ use steps::{NotDone, Way};
 use super::Core;
 use super::open::{CacheConfig, CacheError};
 pub(super) use recover::order_words;
-pub use recover::{RecoverError, Recovery, recover};
+pub use recover::{RecoverError, RecoverWish, Recovery, recover};
+pub use site::NoJournal;
+pub use view::view;
 pub use words::{BACK, FORM, NotBack, order_name};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
@@ -67,6 +72,13 @@ pub struct BackConfig {
     pub age: Option<Age>,
 }
 
+impl BackConfig {
+    /// Its store gets all of an epoch or nothing, through a journal.
+    pub fn is_journaled(&self) -> bool {
+        matches!(self.order, Order::Journaled(_))
+    }
+}
+
 impl Default for BackConfig {
     fn default() -> BackConfig {
         BackConfig {
@@ -85,6 +97,8 @@ pub struct BackWish {
     pub back: Option<BackConfig>,
     /// Where its marker is.
     pub marker: MarkerAt,
+    /// Where its journal is, if it has one.
+    pub journal: JournalAt,
 }
 
 impl CacheConfig {
@@ -93,6 +107,7 @@ impl CacheConfig {
         BackWish {
             back: self.back.get(name).or(self.back_by_default.as_ref()).cloned(),
             marker: self.markers.get(name).cloned().unwrap_or_default(),
+            journal: self.journals.get(name).cloned().unwrap_or_default(),
         }
     }
 }
@@ -138,6 +153,8 @@ pub(super) struct Written {
     pub config: BackConfig,
     /// Where its marker was said to be.
     pub marker: MarkerAt,
+    /// Where its journal was said to be.
+    pub journal_at: JournalAt,
     /// Where its epochs go, if it is journaled.
     pub journal: Option<Journaling>,
     /// Number of its marker.
@@ -350,7 +367,11 @@ impl Core {
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Option<(bool, BackWish)>, CacheError> {
         let Some((_, written)) = self.back_of(&volume.name) else { return Ok(None) };
-        let wish = BackWish { back: Some(written.config.clone()), marker: written.marker.clone() };
+        let wish = BackWish {
+            back: Some(written.config.clone()),
+            marker: written.marker.clone(),
+            journal: written.journal_at.clone(),
+        };
         drop(written);
         let done = self.let_go_back(volume, Holder::carried, go_on)?;
         Ok(done.map(|done| (done, wish)))

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use larder_engine::block::writeback::marker::{self as machine, Mark, Step};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
+use larder_volume::journal::{self, JournalError, Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, PlaceOptions, marker_place};
 use larder_volume::op::Op;
-use larder_volume::{Alone, Backing, BackingError};
+use larder_volume::{Alone, Backing, BackingError, Timeouts};
 use serde::{Deserialize, Serialize};
 
 use super::journal::{Applied, Journal, Of};
@@ -35,6 +36,20 @@ pub enum RecoverError {
         "{0} is not there: nothing says that a cache held what the store lacks, and nothing is to be recovered; name its place if it is another"
     )]
     NoMarker(String),
+    /// Its journal has no place, or none that was named.
+    #[error(transparent)]
+    NoJournal(JournalError),
+    /// Its journal is lost or damaged: the store may be between two epochs, and its cache alone could tell.
+    #[error(
+        "{place} says that the store was written through a journal, and that has not what it should have ({reason}): the store may be between two \
+         epochs, which no volume ever was; have the cache or the journal back, or accept that it is torn"
+    )]
+    Torn {
+        /// The marker's place.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// Its journal cannot be applied: the store may be between two epochs.
     #[error(
         "{place} says that the store was written through a journal, and it cannot be applied: {reason}; the store is not to be used before"
@@ -81,6 +96,8 @@ pub struct Recovery {
     /// The store is not older than at this time, seconds since the Unix epoch: it has all that was written before. Lost is at most what was
     /// written later.
     pub not_older_than: Option<u64>,
+    /// Why the store may be between two epochs, which was accepted.
+    pub torn: Option<String>,
     /// The last consistency point that the store has, as far as its marker or its journal knows.
     pub mark: Option<String>,
     /// The volume's generation, now.
@@ -110,18 +127,26 @@ pub(in crate::block) fn order_words(order: MarkerOrder) -> &'static str {
     }
 }
 
-/// Makes a store the whole of its volume: what a cache may hold of it is given up, and counts no more. `at` is where the marker is, if not
-/// beside the store. `set_back` is for a store, or a cache, that was put back to an older copy: no cache counts any more, though the
-/// marker may be clean.
+/// What is wanted of a recovery.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoverWish {
+    /// Where the marker is, if not beside the store.
+    pub marker: Option<String>,
+    /// Where the journal is, if there is one and it is not beside the store.
+    pub journal: Option<String>,
+    /// The store, or a cache, was put back to an older copy: no cache counts any more, though the marker may be clean.
+    pub set_back: bool,
+    /// Where the journal is lost or damaged the store is taken as it is.
+    pub accept_torn: bool,
+}
+
+/// Makes a store the whole of its volume: what a cache may hold of it is given up, and counts no more.
 ///
 /// # Errors
 /// [`RecoverError`]; in particular [`MarkerIoError::Held`] where somebody serves the store.
-pub fn recover(
-    store: &dyn Backing,
-    at: Option<String>,
-    set_back: bool,
-) -> Result<Recovery, RecoverError> {
-    let options = PlaceOptions { at, ..PlaceOptions::default() };
+pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, RecoverError> {
+    let options = PlaceOptions { at: wish.marker.clone(), ..PlaceOptions::default() };
+    let set_back = wish.set_back;
     let mut place = marker_place(store, &options)?;
     let found = place.read()?;
     let mut told = Recovery {
@@ -160,7 +185,7 @@ pub fn recover(
     let last = match before {
         Some(marker) => Marker { number: marker.number.saturating_add(ahead), ..marker },
         None => {
-            let journal = store.image().map(|image| Journal::beside(image.path()));
+            let journal = store.image().map(|image| journal::beside(image.path()));
             if let Some(journal) = journal.filter(|journal| journal.exists()) {
                 let reason = format!(
                     "journal '{}' is there, and without a marker nothing says whose it is; move it away to give up what it has",
@@ -171,21 +196,41 @@ pub fn recover(
             unknown()?
         }
     };
-    let before_was_journaled = last.order == MarkerOrder::Journaled;
+    let replays = last.order == MarkerOrder::Journaled && last.state != MarkerState::Clean;
+    let mut journal = None;
     for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
-            Step::Replay(_) if before_was_journaled => {
+            Step::Replay(_) if replays => {
                 let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
-                let applied = apply(store, of).map_err(|reason| RecoverError::Journal {
-                    place: told.marker.clone(),
-                    reason,
-                })?;
-                // What was written before the last epoch ended is there.
-                if let Some(Applied { time, mark, .. }) = applied {
-                    told.not_older_than = told.not_older_than.max(Some(time / 1_000_000_000));
-                    told.mark = mark.or(told.mark);
+                match replay(store, wish.journal.as_deref(), of) {
+                    Ok((opened, applied)) => {
+                        // What was written before the last epoch ended is there.
+                        if let Some(Applied { time, mark, .. }) = applied {
+                            told.not_older_than =
+                                told.not_older_than.max(Some(time / 1_000_000_000));
+                            told.mark = mark.or(told.mark);
+                        }
+                        journal = Some(opened);
+                    }
+                    Err(NotReplayed::Torn(reason)) if wish.accept_torn => told.torn = Some(reason),
+                    Err(NotReplayed::NoPlace(e)) if wish.accept_torn => {
+                        told.torn = Some(e.to_string());
+                    }
+                    Err(NotReplayed::Torn(reason)) => {
+                        return Err(RecoverError::Torn { place: told.marker, reason });
+                    }
+                    Err(NotReplayed::NoPlace(e)) => return Err(RecoverError::NoJournal(e)),
+                    Err(NotReplayed::Store(reason)) => {
+                        return Err(RecoverError::Journal { place: told.marker, reason });
+                    }
                 }
                 flush(store)?;
+            }
+            Step::EmptyJournal => {
+                // What the marker says by now is that it does not count.
+                if let Some(Err(error)) = journal.as_mut().map(Journal::empty) {
+                    tracing::warn!("{error}: it was not emptied, and counts no more");
+                }
             }
             // There is no journal to replay, nor to empty: the store is flushed.
             Step::Replay(_) => flush(store)?,
@@ -210,13 +255,32 @@ pub fn recover(
     Ok(told)
 }
 
-/// Applies what the journal beside an image has.
-fn apply(store: &dyn Backing, of: Of) -> Result<Option<Applied>, String> {
-    let image = store.image().ok_or("no journal is kept beside such a store")?;
-    let path = Journal::beside(image.path());
-    let journal = Journal::open(&path, false);
-    let journal = journal.map_err(|e| format!("journal '{}': {e}", path.display()))?;
-    journal.apply(of, store)
+/// Why a journal was not replayed.
+enum NotReplayed {
+    /// Nobody knows where it is.
+    NoPlace(JournalError),
+    /// It is not there, or not what it should be.
+    Torn(String),
+    /// The store does not take it.
+    Store(String),
+}
+
+/// Applies what a journal has.
+fn replay(
+    store: &dyn Backing,
+    at: Option<&str>,
+    of: Of,
+) -> Result<(Journal, Option<Applied>), NotReplayed> {
+    let torn = |e: JournalError| NotReplayed::Torn(e.to_string());
+    let site = Site::of(store, at).map_err(NotReplayed::NoPlace)?;
+    let mut journal = Journal::open(&site, of.volume, Use::Apply, Timeouts::default())
+        .map_err(|e| if e.is_usage() { NotReplayed::NoPlace(e) } else { torn(e) })?;
+    let read = journal.read(of).map_err(torn)?;
+    if let Some(why) = read.torn {
+        return Err(NotReplayed::Torn(format!("{}: {why}", journal.describe())));
+    }
+    let applied = journal.apply_read(&read, store).map_err(NotReplayed::Store)?;
+    Ok((journal, applied))
 }
 
 /// In place of a marker of which nothing is known.
@@ -305,7 +369,7 @@ mod tests {
             let dir = TempDir::new().unwrap();
             let store = store(&dir);
             let was = mark(&*store, state, MarkerOrder::Completion);
-            let told = recover(&*store, None, false).unwrap();
+            let told = recover(&*store, &RecoverWish::default()).unwrap();
             assert!(told.recovered && told.fenced, "{told:?}");
             assert_eq!((told.was.as_str(), told.generation), (state_name(state), 6));
             assert_eq!(told.host.as_deref(), Some("there"));
@@ -315,7 +379,7 @@ mod tests {
             assert_eq!((now.state, now.number, now.generation), (MarkerState::Clean, 8, 6));
             assert_eq!((now.volume, now.cache), (was.volume, was.cache));
             // Once more there is nothing to do.
-            let again = recover(&*store, None, false).unwrap();
+            let again = recover(&*store, &RecoverWish::default()).unwrap();
             assert_eq!((again.recovered, again.was.as_str()), (false, "clean"));
             assert_eq!(read(&*store), now);
         }
@@ -326,8 +390,9 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let store = store(&dir);
         mark(&*store, MarkerState::Clean, MarkerOrder::Flush);
-        assert!(!recover(&*store, None, false).unwrap().recovered);
-        let told = recover(&*store, None, true).unwrap();
+        assert!(!recover(&*store, &RecoverWish::default()).unwrap().recovered);
+        let told =
+            recover(&*store, &RecoverWish { set_back: true, ..RecoverWish::default() }).unwrap();
         assert!(told.recovered && told.generation == 5 + AHEAD + 1, "{told:?}");
         assert_eq!(read(&*store).number, 7 + AHEAD + 1);
     }
@@ -336,7 +401,7 @@ mod tests {
     fn a_marker_that_is_lost_is_replaced_by_one_that_no_cache_knows() {
         let dir = TempDir::new().unwrap();
         let store = store(&dir);
-        let Err(RecoverError::NoMarker(_)) = recover(&*store, None, false) else {
+        let Err(RecoverError::NoMarker(_)) = recover(&*store, &RecoverWish::default()) else {
             panic!("there was none")
         };
         mark(&*store, MarkerState::Dirty, MarkerOrder::Any);
@@ -346,7 +411,7 @@ mod tests {
             bytes[at] ^= 1;
         }
         std::fs::write(&path, bytes).unwrap();
-        let told = recover(&*store, None, false).unwrap();
+        let told = recover(&*store, &RecoverWish::default()).unwrap();
         assert_eq!((told.was.as_str(), told.recovered, told.cache), ("damaged", true, None));
         assert!(read(&*store).generation > UNKNOWN);
     }
@@ -356,9 +421,13 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let store = store(&dir);
         let was = mark(&*store, MarkerState::Dirty, MarkerOrder::Journaled);
-        let error = recover(&*store, None, false).unwrap_err();
-        assert!(matches!(error, RecoverError::Journal { .. }), "{error}");
+        let error = recover(&*store, &RecoverWish::default()).unwrap_err();
+        assert!(matches!(error, RecoverError::Torn { .. }), "{error}");
         assert_eq!(read(&*store), was);
+        let wish = RecoverWish { accept_torn: true, ..RecoverWish::default() };
+        let told = recover(&*store, &wish).unwrap();
+        assert!(told.recovered && told.torn.unwrap().contains("is not there"));
+        assert_eq!(read(&*store).state, MarkerState::Clean);
     }
 
     #[test]
@@ -369,9 +438,9 @@ mod tests {
         let mut holder = marker_place(&*store, &PlaceOptions::default()).unwrap();
         holder.read().unwrap();
         holder.write(&Marker { number: 8, ..was }).unwrap();
-        let error = recover(&*store, None, false).unwrap_err().to_string();
+        let error = recover(&*store, &RecoverWish::default()).unwrap_err().to_string();
         assert!(error.contains("is held"), "{error}");
         drop(holder);
-        assert!(recover(&*store, None, false).unwrap().recovered);
+        assert!(recover(&*store, &RecoverWish::default()).unwrap().recovered);
     }
 }

@@ -14,15 +14,16 @@ use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _};
-use larder_volume::Backing;
+use larder_volume::journal::{Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
+use larder_volume::{Backing, Timeouts};
 
 use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
 use super::journal::Journal;
 use super::steps::{Begins, Way};
-use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, Order};
+use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, site};
 
 /// The volume's own of what is wrong with it.
 pub(super) fn volume_error(name: &str, reason: String) -> CacheError {
@@ -114,23 +115,39 @@ pub(super) fn place_of(
     }
 }
 
-/// Reads a marker, and has the machine plan what follows. Returns the attachment that the marker is of, and the last mark that it names.
-pub(super) fn read_marker(
+/// Where a marker is, in words.
+fn described(place: Option<&dyn MarkerPlace>) -> String {
+    place.map_or_else(|| "the marker".to_owned(), MarkerPlace::describe)
+}
+
+/// Reads a marker, and has the machine plan what follows: what it says, and whether the volume is refused.
+fn judge_marker(
     name: &str,
     holder: &mut Holder,
     place: Option<&mut (dyn MarkerPlace + 'static)>,
-) -> Result<Option<(u32, String)>, CacheError> {
+) -> Result<(Option<Box<Marker>>, Result<(), Refused>), CacheError> {
     let Some(place) = place else {
-        let planned = holder.read(marker::Read::Absent { was: false }, None);
-        return planned.map(|()| None).map_err(|why| refused(name, why, "the marker", None));
+        return Ok((None, holder.read(marker::Read::Absent { was: false }, None)));
     };
     let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
-    let (read, said) = match &found {
-        Found::There(marker) => (marker::Read::There(mark_of(marker)), Some(&**marker)),
-        Found::Absent { was } => (marker::Read::Absent { was: *was }, None),
+    let (read, said) = match found {
+        Found::There(marker) => (marker::Read::There(mark_of(&marker)), Some(marker)),
+        Found::Absent { was } => (marker::Read::Absent { was }, None),
         Found::Damaged => (marker::Read::Damaged, None),
     };
-    holder.read(read, said).map_err(|why| refused(name, why, &place.describe(), said))?;
+    let judged = holder.read(read, said.as_deref());
+    Ok((said, judged))
+}
+
+/// The same of a volume that must not be refused. Returns the attachment that the marker is of, and the last mark that it names.
+pub(super) fn read_marker(
+    name: &str,
+    holder: &mut Holder,
+    mut place: Option<&mut (dyn MarkerPlace + 'static)>,
+) -> Result<Option<(u32, String)>, CacheError> {
+    let (said, judged) = judge_marker(name, holder, place.as_deref_mut())?;
+    let said = said.as_deref();
+    judged.map_err(|why| refused(name, why, &described(place.as_deref()), said))?;
     Ok(said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))))
 }
 
@@ -155,8 +172,33 @@ pub(in crate::block) fn check_through(
         served: false,
         fresh: Uuid([0; 16]),
     };
+    let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
     let mut holder = Holder::comes(comer, Fault::default());
-    read_marker(name, &mut holder, place.as_deref_mut()).map(|_| ())
+    let (said, judged) = judge_marker(name, &mut holder, place.as_deref_mut())?;
+    let said = said.as_deref();
+    match judged {
+        Err(Refused::Marker(Why::Elsewhere(_) | Why::Lost))
+            if !dirty && may_be_read(store, said) =>
+        {
+            tracing::warn!(
+                "volume '{name}': {} says that a cache holds writes that the store does not have: it is read as it was before them",
+                described(place.as_deref())
+            );
+            Ok(())
+        }
+        judged => judged.map_err(|why| refused(name, why, &described(place.as_deref()), said)),
+    }
+}
+
+/// A store that is only read is an image without what a cache holds of it: one that was written in order as it is, one that was journaled with
+/// what its journal has.
+fn may_be_read(store: &dyn Backing, marker: Option<&Marker>) -> bool {
+    store.capabilities().read_only
+        && marker.is_some_and(|marker| match marker.order {
+            MarkerOrder::Any => false,
+            MarkerOrder::Flush | MarkerOrder::Completion => true,
+            MarkerOrder::Journaled => store.has_journal_laid_over(),
+        })
 }
 
 /// Reads the write log of the device, if it has one, and has its volumes served with what is in it. `sb` is the superblock as this start has
@@ -310,8 +352,8 @@ impl Core {
         let back = self.back.get().ok_or_else(no_log)?;
         let config = wish.back.clone().unwrap_or_default();
         config.age().map_err(|e| volume_error(name, e.to_string()))?;
-        let journal = match config.order {
-            Order::Journaled(_) => Some(journal_of(self, volume)?),
+        let site = match config.order {
+            Order::Journaled(_) => Some(journal_site(self, volume, wish)?),
             _ => None,
         };
         let place = place_of((name, volume.volume().backing()), wish)?;
@@ -340,7 +382,19 @@ impl Core {
         };
         let mut holder = Holder::comes(comer, Fault::default());
         let marker = wish.marker.clone();
-        let begins = Begins { place, journal, config, marker, mark: None, found };
+        let journaled = record.is_some_and(|record| record.order == MarkerOrder::Journaled);
+        let begins = Begins {
+            place,
+            site,
+            journal: None,
+            journal_at: wish.journal.clone(),
+            journaled,
+            doubt: None,
+            config,
+            marker,
+            mark: None,
+            found,
+        };
         let mut way = Way::comes(self, back, volume, begins);
         way.carry_out(&mut holder, &mut |_| true).map_err(|why| why.or_say(name))
     }
@@ -437,19 +491,22 @@ pub(super) fn random_uuid() -> Result<Uuid, CacheError> {
     Ok(Uuid(random))
 }
 
-/// The journal of a volume: beside its image.
-fn journal_of(core: &Core, volume: &Attached) -> Result<Journal, CacheError> {
-    let fail = |reason: String| volume_error(&volume.name, reason);
-    let image = volume.volume().backing().image().filter(|image| !image.is_device());
-    let Some(image) = image else {
-        return Err(fail(
-            "journaled needs a journal, which is kept beside the image of a file store alone: choose ordered".to_owned(),
-        ));
-    };
-    let path = Journal::beside(image.path());
-    let same = std::fs::canonicalize(&path).ok().zip(std::fs::canonicalize(core.path()).ok());
-    if same.is_some_and(|(journal, cache)| journal == cache) {
-        return Err(fail(format!("its journal '{}' would be the cache itself", path.display())));
-    }
-    Journal::open(&path, true).map_err(|e| fail(format!("journal '{}': {e}", path.display())))
+pub(super) fn no_journal(name: &str, why: NoJournal) -> CacheError {
+    CacheError::Journal { name: name.to_owned(), why }
+}
+
+/// Where the journal of a volume is to be.
+fn journal_site(core: &Core, volume: &Attached, wish: &BackWish) -> Result<Site, CacheError> {
+    let store = volume.volume().backing();
+    site::site(store, &wish.journal, core.path()).map_err(|why| no_journal(&volume.name, why))
+}
+
+/// The journal of a volume, to be written.
+pub(super) fn open_journal(
+    volume: &Attached,
+    site: &Site,
+    uuid: Uuid,
+) -> Result<Journal, CacheError> {
+    let opened = Journal::open(site, uuid, Use::Make, Timeouts::default());
+    opened.map_err(|e| no_journal(&volume.name, e.into()))
 }

@@ -11,15 +11,18 @@ use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
 use larder_engine::block::writeback::marker::{Holds, Mark, Step};
 use larder_engine::block::writeback::recovery::Recovered;
 use larder_engine::block::writeback::scan;
+use larder_format::Uuid;
+use larder_format::block::marker::{Marker, MarkerState};
 use larder_format::block::superblock::WrittenBack;
+use larder_volume::journal::Site;
 use larder_volume::marker::MarkerPlace;
 
 use super::super::attached::Attached;
 use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
-use super::journal::{Journal, Journaling, Of};
-use super::start::{read_marker, volume_error};
+use super::journal::{Journal, JournalAt, Journaling, Of, Taken};
+use super::start::{no_journal, open_journal, read_marker, volume_error};
 use super::{Back, BackConfig, MarkerAt, Written};
 
 /// Why a step was not done.
@@ -50,13 +53,36 @@ impl From<CacheError> for NotDone {
 /// What a volume that comes has.
 pub(super) struct Begins<'a> {
     pub place: Option<Box<dyn MarkerPlace>>,
+    /// Where its journal is to be, if it has one.
+    pub site: Option<Site>,
+    /// That, once it is open.
     pub journal: Option<Journal>,
+    /// Where that was said to be.
+    pub journal_at: JournalAt,
+    /// It was journaled when it was last written.
+    pub journaled: bool,
+    /// Its journal is torn: the store is whole again behind that epoch.
+    pub doubt: Option<u64>,
     pub config: BackConfig,
     pub marker: MarkerAt,
     /// The last mark that its store is known to have, and the attachment of which that was said.
     pub mark: Option<(u32, String)>,
     /// What a start has found in the log.
     pub found: Option<(&'a Recovered, &'a scan::Scan)>,
+}
+
+impl Begins<'_> {
+    /// Its journal, open; `None`: it has none.
+    fn open_journal(
+        &mut self,
+        volume: &Attached,
+        uuid: Uuid,
+    ) -> Result<Option<&mut Journal>, CacheError> {
+        if let (Some(site), None) = (&self.site, &self.journal) {
+            self.journal = Some(open_journal(volume, site, uuid)?);
+        }
+        Ok(self.journal.as_mut())
+    }
 }
 
 enum Which<'a> {
@@ -129,6 +155,8 @@ impl<'a> Way<'a> {
                 if let Which::Comes(begins) = &mut self.which {
                     let place = begins.place.as_deref_mut();
                     begins.mark = read_marker(&volume.name, holder, place)?;
+                    // Where it cannot be had nothing is changed.
+                    begins.open_journal(volume, holder.state().volume)?;
                 }
                 return Ok(());
             }
@@ -248,16 +276,35 @@ impl<'a> Way<'a> {
     }
 
     fn replay(&mut self, state: &WrittenBack, generation: u64) -> Result<Option<Applied>, NotDone> {
-        let Which::Comes(Begins { journal: Some(journal), .. }) = &self.which else {
+        let Which::Comes(begins) = &mut self.which else { return Ok(None) };
+        let journaled = begins.journaled;
+        let Some(journal) = begins.open_journal(self.volume, state.volume)? else {
             return Ok(None);
         };
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
-        let applied = journal.apply(of, self.volume.volume().backing());
-        let Some(applied) = applied.map_err(|reason| self.fail(reason))? else { return Ok(None) };
-        if let (Which::Comes(begins), Some(mark)) = (&mut self.which, applied.mark) {
+        // One that was in another order has nothing in it.
+        let taken = match journaled {
+            true => journal.take_over(of, self.volume.volume().backing()),
+            false => Ok(Taken::default()),
+        };
+        let Taken { applied, last: epoch, doubt } =
+            taken.map_err(|reason| NotDone::Failed(volume_error(&self.volume.name, reason)))?;
+        begins.doubt = doubt;
+        let last = applied.as_ref().map_or(0, |applied| applied.last);
+        if let Some(mark) = applied.and_then(|applied| applied.mark) {
             begins.mark = Some((state.attachment, mark));
         }
-        Ok(Some(Applied { epoch: applied.epoch, last: applied.last }))
+        Ok(Some(Applied { epoch, last }))
+    }
+
+    /// The journal of a volume that comes, if it has one, is that of this attachment from now on. (Nothing speaks of it before: one that is not
+    /// this attachment's is a lost one.)
+    fn claim(&mut self, marker: &Marker) -> Result<(), NotDone> {
+        let Which::Comes(begins) = &mut self.which else { return Ok(()) };
+        let doubt = begins.doubt;
+        let Some(journal) = begins.open_journal(self.volume, marker.volume)? else { return Ok(()) };
+        let claimed = journal.claim(marker, doubt);
+        claimed.map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))
     }
 
     /// The superblock says of the volume what it holds.
@@ -291,6 +338,9 @@ impl<'a> Way<'a> {
         if let Which::Held(written) = &self.which {
             marker.time = written.time_of(marker.time, frontier, || self.core.age_of(attachment));
         }
+        if matches!(mark, Mark::Dirty(_)) {
+            self.claim(&marker)?;
+        }
         let done = match &mut self.which {
             Which::Comes(Begins { place: Some(place), .. }) => place.write(&marker),
             Which::Held(written) => match &written.place {
@@ -309,6 +359,12 @@ impl<'a> Way<'a> {
     /// The log has the volume from now on.
     fn answer(&mut self, holder: &Holder) -> Result<(), NotDone> {
         let (core, back, state) = (self.core, self.back, holder.state());
+        if matches!(&self.which, Which::Comes(begins) if begins.place.is_none()) {
+            // No marker was written, and its journal is to be its own all the same.
+            let (number, frontier) = (holder.number(), holder.frontier());
+            let marker = core.marker(self.volume, &state, number, MarkerState::Dirty, frontier);
+            self.claim(&marker)?;
+        }
         let Which::Comes(begins) = &mut self.which else { return Ok(()) };
         let journal = match begins.journal.take() {
             Some(journal) => {
@@ -357,6 +413,7 @@ impl<'a> Way<'a> {
             state,
             config: begins.config.clone(),
             marker: begins.marker.clone(),
+            journal_at: begins.journal_at.clone(),
             number: holder.number().into(),
             said: AtomicU64::new(holder.frontier()),
             recovered: holder.recovered(),

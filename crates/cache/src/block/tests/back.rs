@@ -248,8 +248,15 @@ fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
             cache: marker.cache,
             generation: marker.generation,
         };
-        let journal = crate::block::back::journal::Journal::open(&path, false).unwrap();
-        let applied = journal.apply(of, &*backing).unwrap();
+        let site = larder_volume::journal::Site::of(&*backing, None).unwrap();
+        let for_use = larder_volume::journal::Use::Apply;
+        let journal = crate::block::back::journal::Journal::open(
+            &site,
+            marker.volume,
+            for_use,
+            larder_volume::Timeouts::default(),
+        );
+        let applied = journal.unwrap().apply(of, &*backing).unwrap();
         let left = store(dir.path());
         let at = cuts.iter().rposition(|cut| left[..plain.len()] == cut[..]);
         assert!(at.is_some(), "seed {seed}: {applied:?} {status:?}");
@@ -428,7 +435,7 @@ fn backing(dir: &Path) -> Box<dyn backing::Backing> {
 }
 
 fn wishes(back: BackConfig) -> crate::block::back::BackWish {
-    crate::block::back::BackWish { back: Some(back), marker: MarkerAt::Beside }
+    crate::block::back::BackWish { back: Some(back), ..Default::default() }
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -779,7 +786,7 @@ fn where_marks_alone_count_a_recovered_store_is_at_the_mark_that_is_named() {
         let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
         let options = OpenOptions { watch: false, ..OpenOptions::default() };
         let backing = backing::open_with(&uri, &options).unwrap();
-        let told = crate::block::back::recover(&*backing, None, false).unwrap();
+        let told = crate::block::back::recover(&*backing, &Default::default()).unwrap();
         assert!(told.recovered, "{told:?}");
         let at: usize = told.mark.as_deref().map_or(0, |name| name.parse().unwrap());
         let left = store(dir.path());

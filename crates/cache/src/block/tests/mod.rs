@@ -3,6 +3,7 @@ mod beside;
 mod check;
 mod ends;
 mod hanging;
+mod journaled;
 mod losses;
 mod refused;
 mod rules;
@@ -145,6 +146,7 @@ fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
         back: std::collections::BTreeMap::new(),
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
+        journals: std::collections::BTreeMap::new(),
         write: shape.write,
         replacement: Replacement::Lru,
         reclaim: VictimPolicy::Fifo,

@@ -5,7 +5,7 @@ mod absent;
 mod daemon;
 pub(crate) mod faulty;
 mod forgets;
-mod s3;
+pub(crate) mod s3;
 
 use larder_block::op::FailureKind;
 use std::fs::File;

@@ -45,6 +45,26 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
             &["--write", "db=back:any", "--read-only-volume", "db"],
             &["'db' is only read", "leave one of them out"],
         ),
+        // Journals.
+        (
+            &["--write", "db=back:ordered", "--journal", "db=/j"],
+            &["--journal db=/j", "'db' is not journaled", "--write db=back:journaled"],
+        ),
+        (&["--write", "back:journaled", "--journal", "/j"], &["--journal /j", "NAME=/j"]),
+        (&["--write", "back:journaled", "--journal", "db="], &["'db='", "NAME=PLACE"]),
+        (
+            &["--write", "back:journaled", "--journal", "db=/j", "--journal", "www=/j"],
+            &["--journal www=/j", "'db' has its journal there"],
+        ),
+        (
+            &["--write", "back:journaled", "--marker", "db=/m", "--journal", "www=/m"],
+            &["--journal www=/m", "'db' has its marker there"],
+        ),
+        (&["--write", "back:journaled", "--journal", "dd=/j"], &["no --volume has the name 'dd'"]),
+        (
+            &["--write", "back:any", "--journal-local"],
+            &["--journal-local", "no volume is journaled"],
+        ),
         // Bounds.
         (&["--write", "back:any", "--dirty-max", "lots"], &["--dirty-max 'lots'", "is not a size"]),
         (&["--write", "back:any", "--dirty-max", "4k"], &["'4k'", "at least 1 MiB"]),

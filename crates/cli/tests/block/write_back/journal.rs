@@ -1,0 +1,250 @@
+//! Journals in each of their places: what a recovery makes of a store whose daemon was killed and whose cache is lost, and what is refused.
+
+use std::path::Path;
+use std::process::Command;
+
+use larder_block::backing::{self, Timeouts};
+use larder_block::op::{FailureKind, Op};
+use larder_runtime::{AlignedBuf, Payload};
+use tempfile::TempDir;
+
+use super::{format, has};
+use crate::daemon::ask::status_when;
+use crate::daemon::{Daemon, one, session};
+use crate::stores::faulty::Store;
+use crate::stores::s3::S3;
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 64;
+const SIZE: u64 = 8 << 20;
+/// A journal has no less.
+const JOURNAL: u64 = 128 << 20;
+
+const AWS: [(&str, &str); 3] = [
+    ("AWS_ACCESS_KEY_ID", "larder"),
+    ("AWS_SECRET_ACCESS_KEY", "secret"),
+    ("AWS_REGION", "us-east-1"),
+];
+
+/// A store with its marker and its journal.
+struct Site {
+    dir: TempDir,
+    uri: String,
+    marker: Option<String>,
+    journal: Option<String>,
+}
+
+impl Site {
+    fn new(uri: &str, marker: Option<&str>, journal: Option<&str>) -> Site {
+        let dir = TempDir::new().unwrap();
+        format(&dir.path().join("cache"));
+        let marker = marker.map(|name| dir.path().join(name).display().to_string());
+        let journal = journal.map(str::to_owned);
+        Site { dir, uri: uri.to_owned(), marker, journal }
+    }
+
+    fn larder(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        command.arg("block").args(arguments).envs(AWS);
+        command
+    }
+
+    fn serve(&self, more: &[&str]) -> Command {
+        let mut command = self.larder(&["serve"]);
+        let at = |name: &str| self.dir.path().join(name);
+        command.arg("--cache").arg(at("cache")).arg("--state-dir").arg(at("state"));
+        command.arg("--volume").arg(format!("disk={}", self.uri));
+        command.arg("--listen").arg(format!("unix:{}", at("socket").display()));
+        if let Some(marker) = &self.marker {
+            command.arg("--marker").arg(format!("disk={marker}"));
+        }
+        if let Some(journal) = &self.journal {
+            command.arg("--journal").arg(format!("disk={journal}"));
+        }
+        command.args(more);
+        command
+    }
+
+    fn recover(&self, more: &[&str]) -> (i32, String) {
+        let mut command = self.larder(&["recover", &self.uri]);
+        if let Some(marker) = &self.marker {
+            command.args(["--marker", marker]);
+        }
+        said(command.args(more))
+    }
+
+    fn recover_with_journal(&self, more: &[&str]) -> (i32, String) {
+        let journal: Vec<&str> =
+            self.journal.iter().flat_map(|at| ["--journal", at.as_str()]).collect();
+        self.recover(&[&journal[..], more].concat())
+    }
+
+    /// Another cache is at the place of the one before.
+    fn lose_cache(&self) {
+        std::fs::remove_file(self.dir.path().join("cache")).unwrap();
+        format(&self.dir.path().join("cache"));
+    }
+
+    /// What clients read.
+    fn image(&self, more: &[&str]) -> Vec<u8> {
+        let daemon = Daemon::of(self.serve(more));
+        let uri = format!("nbd+unix:///disk?socket={}", self.dir.path().join("socket").display());
+        let store = backing::open(&uri.parse().unwrap(), true, false, Timeouts::default());
+        let mut s = store.unwrap().session().unwrap();
+        let buf = AlignedBuf::zeroed((BLOCKS * BLOCK) as usize);
+        let Op::Read { buf, .. } = one(&mut *s, Op::Read { offset: 0, buf }) else { panic!() };
+        daemon.stop();
+        buf[..].to_vec()
+    }
+}
+
+fn said(command: &mut Command) -> (i32, String) {
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    (output.status.code().unwrap(), text)
+}
+
+/// The `number`th write: its block, and the byte that it is filled with.
+fn write(number: u64) -> (u64, u8) {
+    (number * 37 % BLOCKS, (number % 255 + 1) as u8)
+}
+
+/// It is a volume as it was behind some number of writes, of so many.
+#[track_caller]
+fn is_prefix(image: &[u8], writes: u64) -> u64 {
+    let mut wanted = vec![0u8; image.len()];
+    let mut at = None;
+    for number in 0..=writes {
+        if wanted == image {
+            at = Some(number);
+        }
+        let (block, fill) = write(number);
+        wanted[(block * BLOCK) as usize..((block + 1) * BLOCK) as usize].fill(fill);
+    }
+    at.expect("an image that the volume never had")
+}
+
+/// Writes while all of it is destaged, with a flush now and then; then the daemon is killed and its cache lost. Returns how many writes there were.
+fn left(site: &Site) -> u64 {
+    let daemon = Daemon::of(site.serve(&["--write", "disk=back:journaled"]));
+    let dir = site.dir.path();
+    let mut s = session(dir);
+    let mut number = 0;
+    let mut some = |writes: u64| {
+        for _ in 0..writes {
+            let (block, fill) = write(number);
+            let mut data = AlignedBuf::zeroed(BLOCK as usize);
+            data.fill(fill);
+            let data = Payload::new(data);
+            one(&mut *s, Op::Write { offset: block * BLOCK, data, fua: false });
+            if number % 7 == 3 {
+                one(&mut *s, Op::Flush);
+            }
+            number += 1;
+        }
+    };
+    some(100);
+    status_when(dir, "some of it is in the store", |status| {
+        status["volumes"][0]["write_back"]["frontier"].as_u64().unwrap() > 0
+    });
+    some(300);
+    daemon.kill();
+    site.lose_cache();
+    number
+}
+
+/// Refused for writing, read with its journal over it, and recovered to the same.
+fn is_recovered(site: &Site) {
+    let writes = left(site);
+    let (code, message) = said(&mut site.serve(&["--write", "disk=back:journaled"]));
+    assert_eq!(code, 1, "{message}");
+    has(&message, &["volume 'disk'", "larder block recover"]);
+    let shown = site.image(&["--read-only"]);
+    assert!(is_prefix(&shown, writes) > 0);
+    assert!(site.image(&["--read-only"]) == shown, "it was changed by being read");
+    let (code, message) = site.recover_with_journal(&[]);
+    assert_eq!(code, 0, "{message}");
+    has(&message, &["it was dirty", "order journaled", "at one moment", "generation"]);
+    let (code, message) = site.recover_with_journal(&[]);
+    assert_eq!(code, 0, "{message}");
+    has(&message, &["it was clean"]);
+    assert!(site.image(&["--write", "disk=back:journaled"]) == shown);
+}
+
+#[test]
+fn a_store_is_recovered_from_a_journal_in_another_nbd_export() {
+    let (a, b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let store = Store::start(a.path(), SIZE, FailureKind::Failed);
+    let journal = Store::start(b.path(), JOURNAL, FailureKind::Failed);
+    is_recovered(&Site::new(&store.uri(), Some("marker"), Some(&journal.uri())));
+}
+
+/// (This store deletes nothing: what is over stays, and holds up nobody.)
+#[test]
+fn a_store_is_recovered_from_a_journal_in_an_object_store_beside_its_chunks() {
+    let s3 = S3::start();
+    let site = Site::new(&s3.uri("a"), None, None);
+    let (code, message) = said(&mut site.larder(&["create", &site.uri, "--size", "8m"]));
+    assert_eq!(code, 0, "{message}");
+    is_recovered(&site);
+    let keys = s3.keys();
+    assert!(keys.iter().any(|key| key.ends_with("a/wb/head")), "{keys:?}");
+}
+
+/// A journal on another device than the cache's: where there is one.
+#[test]
+fn a_store_is_recovered_from_a_journal_in_a_file_and_without_it_only_if_that_is_accepted() {
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    let path = memory.path().join("journal");
+    let at = path.display().to_string();
+    let nbd = TempDir::new().unwrap();
+    let store = Store::start(nbd.path(), SIZE, FailureKind::Failed);
+    let site = Site::new(&store.uri(), Some("marker"), Some(&at));
+    is_recovered(&site);
+    let writes = left(&site);
+    assert!(writes > 0);
+    let (code, message) = site.recover(&[]);
+    assert_eq!(code, 2, "{message}");
+    has(&message, &["has no place for a journal", "--journal"]);
+    std::fs::remove_file(&path).unwrap();
+    let (code, message) = site.recover_with_journal(&[]);
+    assert_eq!(code, 1, "{message}");
+    has(&message, &["is not there", "between two epochs", "--accept-torn"]);
+    let (code, message) = said(&mut site.serve(&["--read-only"]));
+    assert_eq!(code, 1, "{message}");
+    has(&message, &["cannot be read without", "is not there", "larder block recover"]);
+    let (code, message) = site.recover_with_journal(&["--accept-torn"]);
+    assert_eq!(code, 0, "{message}");
+    has(&message, &["torn", "is not there", "not replayed", "Check it"]);
+    site.image(&["--write", "disk=back:journaled"]);
+}
+
+#[test]
+fn a_journal_that_cannot_be_is_refused_with_what_to_do() {
+    let (a, b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let store = Store::start(a.path(), SIZE, FailureKind::Failed);
+    let small = Store::start(b.path(), 1 << 20, FailureKind::Failed);
+    let site = |journal: Option<&str>| Site::new(&store.uri(), Some("marker"), journal);
+    let refused = |site: &Site, code: i32, words: &[&str]| {
+        let (found, message) = said(&mut site.serve(&["--write", "disk=back:journaled"]));
+        assert_eq!(found, code, "{message}");
+        has(&message, words);
+        let marker = site.marker.as_ref().unwrap();
+        assert!(!Path::new(marker).exists(), "nothing is dirty: {message}");
+    };
+    refused(
+        &site(None),
+        2,
+        &["volume 'disk'", "has no place for a journal", "--journal NAME=PLACE"],
+    );
+    refused(&site(Some(&small.uri())), 2, &["has 1 MiB", "needs 128 MiB", "larger"]);
+    refused(&site(Some(&store.uri())), 2, &["the volume's own store", "another place"]);
+    let on_cache = site(None);
+    let journal = on_cache.dir.path().join("journal").display().to_string();
+    let on_cache = Site { journal: Some(journal), ..on_cache };
+    refused(&on_cache, 2, &["would be lost with the cache", "same device", "another device"]);
+    refused(&site(Some("nbd+unix:///j?socket=/nowhere/socket")), 1, &["/nowhere/socket"]);
+    refused(&site(Some("s3://b")), 2, &["'s3://b' cannot be a journal's place"]);
+}
