@@ -6,6 +6,7 @@
 
 mod check;
 mod clients;
+mod closing;
 mod device;
 mod start;
 
@@ -20,7 +21,7 @@ use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::Planted;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{
-    Asked, Asks, Config, Found, Parks, Piece, Sums, ToWrite, WriteLog,
+    Asked, Asks, Config, Found, Kept, Lies, Parks, Piece, Said, Sums, ToWrite, WriteLog,
 };
 use larder_engine::block::writeback::overlay::{Dirty, Holds};
 use larder_engine::block::writeback::volume_log::{Kind, Order};
@@ -57,6 +58,8 @@ pub(super) struct Setup {
     /// All volumes in this order (a letter of [`ORDERS`]), or each in any.
     pub(super) order: Option<char>,
     pub(super) fault: Option<Planted>,
+    /// The log's device fails some time.
+    pub(super) fails: bool,
     /// The steps are printed.
     pub(super) trace: bool,
 }
@@ -86,7 +89,7 @@ enum Op {
 /// A stretch of a read that goes on.
 struct Reading {
     volume: usize,
-    found: Found,
+    found: Found<Bytes>,
     /// Of its sectors the last write that was answered when it began.
     fresh: Vec<u64>,
 }
@@ -97,8 +100,9 @@ enum Io {
     Flush { covers: u64, mark: usize },
     Step(usize),
     Read(Reading),
-    Store { volume: usize, dirty: Dirty, piece: Option<Piece> },
+    Store { volume: usize, dirty: Dirty, lies: Option<Lies<Bytes>> },
     FlushStore(usize),
+    Mark { volume: usize, said: Said, frontier: u64 },
     Park { volume: usize, parks: Parks },
 }
 
@@ -118,6 +122,14 @@ struct Volume {
     marker: u64,
     /// What it may hold beside what is not answered: a start may find more.
     may_hold: u64,
+    /// What its marker says of a log that has failed, and its frontier.
+    said: Option<(Said, u64)>,
+    /// Sectors that the slots have, which outlive a crash.
+    slots: BTreeMap<u64, u64>,
+    /// A start has found a failed log: no more writes come, and a sector reads as this.
+    view: Option<Vec<u64>>,
+    /// It writes through.
+    over: bool,
 }
 
 pub(super) struct World {
@@ -139,6 +151,10 @@ pub(super) struct World {
     stuck: Option<usize>,
     /// Of a thousand I/Os so many fail.
     failures: u64,
+    /// The log's device has begun to fail.
+    failing: bool,
+    /// It may do so in this history.
+    may_fail: bool,
     /// While a start goes on, of each volume how much of its log it has found.
     starting: Option<Vec<u64>>,
 }
@@ -156,6 +172,7 @@ impl World {
         let bytes = AT as usize + (segments * segment) as usize;
         let area = u64::from(segments * segment);
         let failures = [0, 0, 10, 40][rng.below(4) as usize];
+        let may_fail = setup.fails || rng.chance(0.3);
         let volumes = (0..rng.range(2, 3)).map(|i| volume(i, &mut rng, setup, area)).collect();
         let none = Write {
             sectors: 0..0,
@@ -182,6 +199,8 @@ impl World {
             ios: Vec::new(),
             stuck: None,
             failures,
+            failing: false,
+            may_fail,
             starting: None,
         };
         world.plant();
@@ -228,13 +247,17 @@ impl World {
         for (op, failed) in asks.answers {
             self.answered(op, failed)?;
         }
+        for (op, _) in asks.through {
+            self.through(op)?;
+        }
         self.check_held()
     }
 
-    fn carry_out(&mut self, volume: usize, out: Vec<Asked>) {
+    fn carry_out(&mut self, volume: usize, out: Vec<Asked<Bytes>>) {
         for asked in out {
             match asked {
-                Asked::Store(dirty, piece) => self.ios.push(Io::Store { volume, dirty, piece }),
+                Asked::Store(dirty, lies) => self.ios.push(Io::Store { volume, dirty, lies }),
+                Asked::Mark(said, frontier) => self.ios.push(Io::Mark { volume, said, frontier }),
                 Asked::Flush => self.ios.push(Io::FlushStore(volume)),
                 Asked::Park(parks) => self.ios.push(Io::Park { volume, parks }),
                 Asked::Journal { .. } | Asked::FlushJournal => {}
@@ -248,7 +271,7 @@ impl World {
         let now = self.now;
         let volume = match self.ios.swap_remove(which) {
             Io::Write { write, bytes } => {
-                let done = !self.fails();
+                let done = !self.fails() && !(self.failing && self.rng.chance(0.7));
                 let some = (!done).then(|| self.device.part(&mut self.rng, bytes.len()));
                 self.device.write(write.at, bytes, some);
                 self.says(|| format!("batch {} written: {done}", write.number));
@@ -257,7 +280,8 @@ impl World {
             }
             Io::Flush { covers, mark } => {
                 // It ends for good, and so does the history.
-                let done = !(self.fails() && self.rng.chance(0.1));
+                let fails = self.fails() && self.rng.chance(0.1);
+                let done = !fails && !(self.failing && self.rng.chance(0.5));
                 self.device.flush(mark, done);
                 self.says(|| format!("log flushed up to batch {covers}: {done}"));
                 self.log.flushed(now, covers, done, &mut asks);
@@ -297,15 +321,32 @@ impl World {
                 self.log.parked(now, attachment, read, &mut asks);
                 volume
             }
-            Io::Store { volume, dirty, piece } => {
-                let numbers = self.destaged(volume, &dirty, piece.as_ref())?;
-                if let Some(piece) = &piece {
+            Io::Mark { volume, said, frontier } => {
+                let done = !self.fails();
+                self.says(|| format!("v{volume}: marker {said:?} up to {frontier}: {done}"));
+                if done {
+                    self.volumes[volume].said = Some((said, frontier));
+                    if said == Said::Clean {
+                        self.check_over(volume)?;
+                    }
+                }
+                let attachment = self.volumes[volume].attachment;
+                self.log.marked(now, attachment, done, &mut out, &mut asks);
+                volume
+            }
+            Io::Store { volume, dirty, lies } => {
+                let numbers = self.destaged(volume, &dirty, lies.as_ref())?;
+                if let Some(piece) = lies.as_ref().and_then(Lies::piece) {
                     self.log.unpin(now, piece.pin, &mut asks);
                 }
                 let done = !self.fails();
                 for (sector, number) in numbers {
                     if done || self.rng.chance(0.5) {
                         self.volumes[volume].store.write(sector, number);
+                    }
+                    // A log that fails gives the slots up: nothing is said of them any more.
+                    if self.uses_slots(volume) {
+                        self.volumes[volume].slots.remove(&sector);
                     }
                 }
                 let outcome = done.then_some(self.volumes[volume].store.life);
@@ -323,8 +364,10 @@ impl World {
                 if done {
                     store.flush()
                 } else {
-                    store.lose(&mut self.rng)
+                    store.lose(&mut self.rng);
+                    self.drop_slots(volume);
                 }
+                let store = &mut self.volumes[volume].store;
                 let outcome = done.then_some(store.life);
                 self.says(|| format!("v{volume}: store flushed: {outcome:?}"));
                 let attachment = self.volumes[volume].attachment;
@@ -359,6 +402,9 @@ impl World {
                 let some = self.rng.below(self.volumes.len() as u64) as usize;
                 self.stuck = self.rng.chance(0.5).then_some(some);
             }
+            if self.may_fail && self.log.is_started() && self.rng.below(400) == 0 {
+                self.failing = true;
+            }
             match self.rng.below(1_000) {
                 0..360 if !self.log.is_started() => {}
                 0..250 => self.issue()?,
@@ -387,6 +433,7 @@ impl World {
                 960..970 => {
                     let v = self.rng.below(self.volumes.len() as u64) as usize;
                     self.volumes[v].store.crash(&mut self.rng);
+                    self.drop_slots(v);
                     self.says(|| format!("v{v}: store crashes"));
                 }
                 970..985 => self.lose_cache()?,
@@ -397,9 +444,14 @@ impl World {
             if self.log.wakes(self.now).is_some_and(|at| at <= self.now) && self.rng.chance(0.5) {
                 self.due()?;
             }
-            if self.log.closed().is_some() && self.rng.chance(0.05) {
+            if self.log.closed().is_some()
+                && self.rng.chance(if self.log.is_started() { 0.01 } else { 0.1 })
+            {
                 let power = self.rng.chance(0.5);
                 self.restart(power)?;
+            }
+            if self.volumes.iter().all(|volume| volume.over) {
+                break;
             }
         }
         self.settle()?;
@@ -408,8 +460,8 @@ impl World {
 
     /// All devices answer again: all that waits ends, and all comes to the stores.
     fn settle(&mut self) -> Checked {
-        self.failures = 0;
-        if self.log.closed().is_some() {
+        (self.failures, self.failing) = (0, false);
+        if self.log.closed().is_some() && !self.log.is_started() {
             self.restart(false)?;
         }
         self.says(|| "no more failures".to_owned());
@@ -429,7 +481,10 @@ impl World {
         self.carry(asks)?;
         self.quiet()?;
         for (v, volume) in self.volumes.iter().enumerate() {
-            if !self.log.is_clean(volume.attachment) {
+            if volume.over {
+                continue;
+            }
+            if !self.log.is_clean(volume.attachment) || self.log.closed().is_some() {
                 return Err(format!("v{v} does not come to its store: {:?}", self.log));
             }
             for sector in 0..volume.store.sectors() {
@@ -488,6 +543,10 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         destage,
         bound,
         store: Store::new(rng.range(24, 96)),
+        said: None,
+        slots: BTreeMap::new(),
+        view: None,
+        over: false,
         log: Vec::new(),
         blocked: VecDeque::new(),
         level: 0,

@@ -51,7 +51,8 @@ fn no_history_of_the_whole_log_breaks_a_promise() {
     let order = std::env::var("LARDER_ORDER").ok().and_then(|s| s.chars().next());
     for seed in seed.map_or(0..seeds, |seed| seed..seed + 1) {
         let order = order.or_else(|| "acf".chars().nth(seed as usize % 6));
-        let setup = Setup { order, ..Setup::default() };
+        // Every other history has a log whose device fails some time.
+        let setup = Setup { order, fails: seed % 2 == 1, ..Setup::default() };
         if let Err(why) = LogWorld::new(seed, setup).play(LOG_STEPS) {
             // Once more, and every step is printed.
             let _ = LogWorld::new(seed, Setup { trace: true, ..setup }).play(LOG_STEPS);
@@ -101,7 +102,9 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::TakenUpUnreplayed => "m",
         Planted::SetBackBelieved => "s",
         // Of the whole log alone.
-        Planted::FlushNotAwaited
+        Planted::ClosedUnmarked
+        | Planted::ClosedSlotsBelieved
+        | Planted::FlushNotAwaited
         | Planted::FlushBegunBefore
         | Planted::StartNotFlushed
         | Planted::DependencyStale
@@ -144,7 +147,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
 
 /// The faults that concern the whole log, and the orders in which each must be caught.
 #[cfg(feature = "planted")]
-const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 21] = {
+const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 23] = {
     use larder_engine::block::writeback::Planted as P;
     [
         (P::DestagedBeforeDurable, "acf"),
@@ -169,6 +172,8 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 21] =
         (P::FrontierNotRepeated, "af"),
         (P::OldestIgnored, "acf"),
         (P::GapIgnored, ""),
+        (P::ClosedUnmarked, "acf"),
+        (P::ClosedSlotsBelieved, "acf"),
     ]
 };
 
@@ -182,7 +187,12 @@ fn every_planted_fault_of_the_whole_log_is_caught_in_every_order_that_needs_the_
             continue;
         }
         for order in orders.chars() {
-            let setup = Setup { order: Some(order), fault: Some(fault), trace: false };
+            let fails = matches!(
+                fault,
+                larder_engine::block::writeback::Planted::ClosedUnmarked
+                    | larder_engine::block::writeback::Planted::ClosedSlotsBelieved
+            );
+            let setup = Setup { order: Some(order), fault: Some(fault), fails, trace: false };
             let play = |seed: &u64| LogWorld::new(*seed, setup).play(LOG_STEPS).err();
             match (0..LOG_SEEDS).find_map(|seed| play(&seed).map(|why| (seed, why))) {
                 Some((seed, why)) => {

@@ -1,5 +1,6 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+mod closing;
 pub mod journal;
 pub mod offline;
 mod recover;
@@ -7,7 +8,7 @@ mod start;
 mod words;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -126,11 +127,13 @@ pub(super) struct Back {
     volumes: RwLock<BTreeMap<u32, Arc<Written>>>,
     /// This cache, and its run.
     cache: (Uuid, u64),
+    /// A start has found a failed log, or a device that does not work: what is dirty comes to the stores, and nothing is logged.
+    drains: AtomicBool,
 }
 
 impl Back {
     fn new(log: WriteLog<Payload>, cache: (Uuid, u64)) -> Back {
-        Back { log: Mutex::new(log), volumes: RwLock::default(), cache }
+        Back { log: Mutex::new(log), volumes: RwLock::default(), cache, drains: false.into() }
     }
 
     /// The log.
@@ -145,6 +148,10 @@ impl Back {
     /// The volume with this attachment number.
     pub(super) fn volume(&self, attachment: u32) -> Option<Arc<Attached>> {
         self.written(attachment).map(|written| written.attached.clone())
+    }
+
+    fn forget(&self, attachment: u32) {
+        self.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(&attachment);
     }
 
     fn add(&self, written: Written) {
@@ -248,17 +255,19 @@ impl Core {
     fn drain(&self, back: &Back, attachment: u32, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
         call_log(self, None, |log, asks| log.drain(attachment, true, asks));
         loop {
-            // What is not durable in a log that is closed comes to no store.
-            let (clean, held, closed) = {
+            let (clean, held, stands) = {
                 let log = back.log();
                 let status = log.status(self.now(), attachment);
                 let held = status.map_or(0, |status| status.held.0);
-                (log.is_clean(attachment), held, log.closed().is_some())
+                // A volume whose log has failed writes through in the end.
+                let clean =
+                    log.is_clean(attachment) && (log.closed().is_none() || status.is_none());
+                (clean, held, log.stands(attachment))
             };
             if clean {
                 return true;
             }
-            if closed || !go_on(held) {
+            if stands || !go_on(held) {
                 return false;
             }
             self.pause(LOOK);
@@ -280,6 +289,10 @@ impl Core {
             return Ok(Some(false));
         }
         call_log(self, None, |log, asks| log.drain(attachment, false, asks));
+        if back.written(attachment).is_none() {
+            // Its log has failed, and it writes through.
+            return Ok(Some(true));
+        }
         volume.make_durable()?;
         let of = volume.name.clone();
         let state = self.on_log(move |log| {
@@ -302,9 +315,7 @@ impl Core {
                     })
                 });
                 if !matches!(again, Ok(Some(_))) {
-                    call_log(self, None, |log, asks| {
-                        log.close("a volume that stays could not be recorded as dirty", asks);
-                    });
+                    self.close_log("a volume that stays could not be recorded as dirty");
                 }
                 return Err(fail(error.to_string()));
             }
@@ -312,8 +323,24 @@ impl Core {
         }
         volume.attachment.store(0, Ordering::SeqCst);
         back.log().detach(attachment);
-        back.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(&attachment);
+        back.forget(attachment);
         Ok(Some(true))
+    }
+
+    /// The store has all that was written before this time, nanoseconds since the Unix epoch, when it has all up to `frontier`.
+    fn safe_time(&self, written: &Written, frontier: u64) -> u64 {
+        // Before it is looked what is dirty: what comes meanwhile is not claimed.
+        let time = unix_nanos();
+        let back = self.back.get();
+        let status = back.and_then(|back| back.log().status(self.now(), written.state.attachment));
+        // What is dirty was written since.
+        let oldest = status.and_then(|status| status.oldest);
+        let age = oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
+        match written.recovered {
+            // When the oldest of them was written is not known.
+            (last, time) if frontier < last => time,
+            _ => time.saturating_sub(age),
+        }
     }
 
     /// The marker of a volume says how far its store is, if it writes back and that has changed: what a `recover` can tell of a cache that is
@@ -322,23 +349,20 @@ impl Core {
         let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
         let Some(written) = back.written(attachment) else { return };
         let Some(place) = &written.place else { return };
-        // Before it is looked how far the store is: what comes meanwhile is not claimed.
-        let time = unix_nanos();
+        if back.log().closed().is_some() {
+            // It says so itself.
+            return;
+        }
         let Some(status) = back.log().status(self.now(), attachment) else { return };
         let frontier = status.positions[0];
+        let time = self.safe_time(&written, frontier);
         let mut number = locked(&written.number);
         if written.said.load(Ordering::Relaxed) == frontier || volume.attachment().is_none() {
             return;
         }
         let state = MarkerState::Dirty;
         let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
-        // What is dirty was written since.
-        let age = status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
-        marker.time = match written.recovered {
-            // When the oldest of them was written is not known.
-            (last, time) if frontier < last => time,
-            _ => time.saturating_sub(age),
-        };
+        marker.time = time;
         match locked(place).write(&marker) {
             Ok(()) => {
                 *number += 1;

@@ -199,7 +199,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             )),
         };
     };
-    if !core.is_enabled() {
+    let any = sb.volumes.iter().any(|v| v.write_back.is_some_and(|w| w.holds.may_be_dirty()));
+    if !core.is_enabled() && !any {
         return match first {
             None => Ok(()),
             Some(name) => Err(volume_error(
@@ -226,8 +227,6 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         |at: u64, bytes: &mut [u8]| core.device.read_at(at, bytes).map_err(|_| scan::ReadFailed);
     let scanned = scan::scan(&area, sb.uuid, &mut read);
     let found = recovery::recover(&scanned.batches, &asked, Fault::default());
-    // What was read may not be durable yet, and counts from now on.
-    core.device.sync()?;
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
     let config = Config {
         cache: sb.uuid,
@@ -243,6 +242,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         false => WriteLog::found(config, &found, &scanned),
     };
     let back = Back::new(log, (sb.uuid, run.unwrap_or(sb.epoch)));
+    // Where the device does not work, what can be read of it comes to the stores. There are no lines then.
+    back.drains.store(!core.is_enabled(), Ordering::Relaxed);
     if core.back.set(back).is_err() {
         return Ok(());
     }
@@ -250,6 +251,21 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         let written = record(&volume.name).and_then(|v| v.write_back);
         core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)))?;
     }
+    if let Some(back) = core.back.get() {
+        // What is of volumes that came anew, or go their own way, is void.
+        let mut log = back.log();
+        found
+            .volumes
+            .iter()
+            .for_each(|(&attachment, volume)| log.give_up_found(attachment, volume));
+    }
+    if core.back.get().is_some_and(|back| back.drains.load(Ordering::Relaxed)) {
+        // The device is not written any more, and need not be able to make anything durable.
+        call_log(&**core, None, |log, asks| log.start_closed(core.now(), asks));
+        return Ok(());
+    }
+    // What was read may not be durable yet, and counts from now on.
+    core.device.sync()?;
     // The first batch of this run makes void what a crash may still bring back of the last.
     let begun = call_log(&**core, None, |log, asks| log.start(asks));
     let mut asks = begun.map(|(_, asks)| asks).unwrap_or_default();
@@ -306,6 +322,13 @@ impl Core {
             )
         };
         let back = self.back.get().ok_or_else(no_log)?;
+        if back.log().closed().is_some() {
+            return Err(fail(
+                "it is to write back, and the write log of this cache has failed: replace the cache device, format it and start again, or serve it as \
+                 one that writes through"
+                    .to_owned(),
+            ));
+        }
         let config = wish.back.clone().unwrap_or_default();
         let journal = match config.order {
             Order::Journaled(_) => Some(journal_of(self, volume)?),
@@ -331,7 +354,16 @@ impl Core {
         // Up to which record what is dirty was found by this start, and how far back the marker was sure.
         let mut recovered = (0, 0);
         let state = match judged {
-            Verdict::GoOn => {
+            Verdict::GoOn | Verdict::Drain => {
+                let drains = judged == Verdict::Drain;
+                if drains {
+                    back.drains.store(true, Ordering::Relaxed);
+                    // What came to the store from memory, and is in no log, is durable before anybody sees it.
+                    volume.make_durable()?;
+                }
+                if !judged.keeps_lines(Fault::default()) && self.is_enabled() {
+                    self.distrust(volume, volume.volume().backing().look())?;
+                }
                 let record =
                     record.ok_or_else(|| fail("the cache knows nothing of it".to_owned()))?;
                 let scanned = found.map(|(_, scanned)| scanned);
@@ -345,7 +377,7 @@ impl Core {
                 let last = found.map_or(record.began, |found| found.last);
                 let mine = found_marker.as_ref().filter(|m| m.attachment == record.attachment);
                 let stored = mine.map_or(0, |marker| marker.frontier);
-                if stored > last {
+                if stored > last && !drains {
                     // The store has more than this cache has ever heard of.
                     return Err(refused(name, Why::SetBack, &said, found_marker.as_deref()));
                 }
@@ -400,12 +432,19 @@ impl Core {
                         fail("its order could not be recorded on the cache device".to_owned())
                     })?;
                 }
-                self.attach_log(volume, &state, &config, frontier, (number, epoch));
+                let marked = looked.is_some();
+                self.attach_log(volume, &state, &config, frontier, (number, epoch, marked));
                 if let Some((found, scanned)) = found.zip(scanned) {
                     let now = self.now();
                     back.log().recover(now, state.attachment, found, scanned);
                 }
                 state
+            }
+            Verdict::Attach { .. } if !self.is_enabled() => {
+                tracing::warn!(
+                    "volume '{name}': it is written through, since the cache is not used; others write back what they have"
+                );
+                return Ok(());
             }
             Verdict::Attach { generation, lines } => {
                 // Where there never was a marker no cache has ever written back: the lines are as true as the store says they are.
@@ -461,7 +500,8 @@ impl Core {
                     looked.place.write(&marker).map_err(|e| fail(e.to_string()))?;
                 }
                 volume.make_durable()?;
-                self.attach_log(volume, &state, &config, 0, (number, 0));
+                let marked = looked.is_some();
+                self.attach_log(volume, &state, &config, 0, (number, 0, marked));
                 state
             }
             Verdict::Refuse(why) => return Err(refused(name, why, &said, found_marker.as_deref())),
@@ -477,7 +517,7 @@ impl Core {
                 drop(looked_at);
                 return self.write_back_again(volume, record, was, wish);
             }
-            Verdict::Drain | Verdict::TakeUp { .. } | Verdict::Wait => {
+            Verdict::TakeUp { .. } | Verdict::Wait => {
                 return Err(fail(format!(
                     "{said} says what this version of Larder does not do yet: use the version that has written it"
                 )));
@@ -523,7 +563,7 @@ impl Core {
         state: &WrittenBack,
         config: &BackConfig,
         frontier: u64,
-        (marker, epoch): (u64, u64),
+        (marker, epoch, marked): (u64, u64, bool),
     ) {
         let Some(back) = self.back.get() else { return };
         let destage = destager::Config {
@@ -548,6 +588,7 @@ impl Core {
                 frontier,
                 epoch,
                 marker,
+                marked,
             },
         );
     }

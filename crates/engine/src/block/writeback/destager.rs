@@ -139,6 +139,11 @@ impl Destager {
         self.phase == Phase::Idle
     }
 
+    /// Whether the store has its window, and the log is to know that.
+    pub fn is_noting(&self) -> bool {
+        self.phase == Phase::Noting
+    }
+
     /// How often the store or the journal has failed since it last worked.
     pub fn failures(&self) -> u32 {
         self.failures

@@ -17,6 +17,7 @@
 //! Rules in brackets are those of `models/write_back.py`.
 
 mod batches;
+mod closing;
 mod destage;
 mod parking;
 
@@ -28,7 +29,8 @@ use larder_format::Uuid;
 use larder_format::block::write_log::SegmentGeometry;
 
 pub use batches::ToWrite;
-pub use destage::{Asked, Status};
+pub use closing::{Kept, Said};
+pub use destage::{Asked, Lies, Status};
 pub use parking::Parks;
 
 use super::destager::{self, Destager, Pace};
@@ -103,6 +105,8 @@ pub struct Attach {
     pub epoch: u64,
     /// Number of its marker that was last known durable.
     pub marker: u64,
+    /// It has one, which says what is left of a log that fails.
+    pub marked: bool,
 }
 
 /// The checksums of a record's payload: one for each 4 KiB.
@@ -166,11 +170,22 @@ pub struct Asks<B> {
     pub answers: Vec<(OpId, bool)>,
     /// Volumes whose destager may have something to do: [`WriteLog::step`].
     pub steps: Vec<u32>,
+    /// Changes, and FLUSHes (`None`), that are to go to the store itself: their volume writes back no more.
+    pub through: Vec<(OpId, Option<Append<B>>)>,
+    /// The device has failed, for this reason: nothing else on it is to be used either.
+    pub gives_up: Option<&'static str>,
 }
 
 impl<B> Default for Asks<B> {
     fn default() -> Asks<B> {
-        Asks { writes: Vec::new(), flush: None, answers: Vec::new(), steps: Vec::new() }
+        Asks {
+            writes: Vec::new(),
+            flush: None,
+            answers: Vec::new(),
+            steps: Vec::new(),
+            through: Vec::new(),
+            gives_up: None,
+        }
     }
 }
 
@@ -181,12 +196,14 @@ impl<B> Asks<B> {
         self.flush = self.flush.or(more.flush);
         self.answers.extend(more.answers);
         self.steps.extend(more.steps);
+        self.through.extend(more.through);
+        self.gives_up = self.gives_up.or(more.gives_up);
     }
 }
 
 /// What of a read lies where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum Found<B> {
     /// Below the log: first byte, bytes.
     Clean(u64, u64),
     /// Zeros.
@@ -195,6 +212,8 @@ pub enum Found {
     Unreadable(u64, u64),
     /// In the log.
     Logged(Piece),
+    /// In a log that has failed, and here because it may not be durable there: first byte, bytes.
+    Kept(u64, u64, Kept<B>),
 }
 
 /// A stretch of a record in the log.
@@ -244,6 +263,7 @@ struct Flushing {
 /// One volume.
 #[derive(Debug)]
 struct Attached {
+    attachment: u32,
     uuid: Uuid,
     generation: u64,
     log: VolumeLog,
@@ -272,6 +292,10 @@ struct Attached {
     draining: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
+    /// It has a marker.
+    marked: bool,
+    /// How far it is, if the log has failed.
+    closing: Option<closing::Closing>,
 }
 
 /// How far a start is.
@@ -305,6 +329,8 @@ pub struct WriteLog<B> {
     /// What of a volume is being copied out of the way, the hash of the last batch of each parked segment of this run, and how many batches were
     /// parked.
     parking: Option<parking::Parking>,
+    /// Payload that is not known durable.
+    kept: closing::Payloads<B>,
     parked_before: BTreeMap<u64, u64>,
     parks_written: u64,
     /// How often reads for a copy have failed, and when they are tried again.
@@ -355,6 +381,7 @@ impl<B: Clone> WriteLog<B> {
             full: false,
             writing: BTreeMap::new(),
             parking: None,
+            kept: closing::Payloads::default(),
             parked_before: BTreeMap::new(),
             parks_written: 0,
             park_failures: 0,
@@ -396,9 +423,11 @@ impl<B: Clone> WriteLog<B> {
             frontier,
             epoch,
             marker,
+            marked,
         } = attach;
         #[allow(unused_mut, reason = "faults are planted in tests")]
         let mut volume = Attached {
+            attachment,
             uuid,
             generation,
             parked: VecDeque::new(),
@@ -417,6 +446,8 @@ impl<B: Clone> WriteLog<B> {
             marker,
             draining: false,
             destaged: 0,
+            marked,
+            closing: None,
         };
         #[cfg(feature = "planted")]
         {
@@ -473,8 +504,22 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
+    /// What a start has found of a volume that does not go on with it is void.
+    pub fn give_up_found(&mut self, attachment: u32, found: &super::recovery::Volume) {
+        if self.volumes.contains_key(&attachment) {
+            return;
+        }
+        for dirty in &found.records {
+            match dirty.parked {
+                Some(generation) => self.segments.let_go_parked(generation, Some(1)),
+                None => self.segments.let_go(dirty.batch),
+            }
+        }
+    }
+
     /// Records of a volume are not needed any more.
     fn settle(&mut self, attachment: u32, position: u64) -> u64 {
+        self.kept.let_go(attachment, position);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
         let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
         let parked = &mut volume.parked;
@@ -574,8 +619,11 @@ impl<B: Clone> WriteLog<B> {
 
     /// A part of a client's change comes: it will be answered.
     pub fn append(&mut self, now: Nanos, append: Append<B>, asks: &mut Asks<B>) {
-        if self.closed.is_some() || !self.volumes.contains_key(&append.attachment) {
-            return asks.answers.push((append.op, true));
+        if self.closed.is_some() {
+            return self.append_closed(append, asks);
+        }
+        if !self.volumes.contains_key(&append.attachment) {
+            return asks.through.push((append.op, Some(append)));
         }
         self.waiting.push_back(append);
         self.form(now, asks);
@@ -588,7 +636,7 @@ impl<B: Clone> WriteLog<B> {
     /// A client's FLUSH comes: it will be answered.
     pub fn flush(&mut self, now: Nanos, attachment: u32, op: OpId, asks: &mut Asks<B>) {
         let Some(volume) = self.volumes.get(&attachment) else {
-            return asks.answers.push((op, true));
+            return asks.through.push((op, None));
         };
         let position = volume.log.acknowledged();
         self.promise(Flushing { op, attachment, position, batch: 0 }, asks);
@@ -598,13 +646,14 @@ impl<B: Clone> WriteLog<B> {
     /// All up to a position of a volume is to be durable before `op` is answered.
     fn promise(&mut self, mut flush: Flushing, asks: &mut Asks<B>) {
         let Some(volume) = self.volumes.get_mut(&flush.attachment) else { return };
-        flush.batch = volume.log.batch_of(flush.position).unwrap_or(0);
+        // (What is parked is durable if anything is.)
+        flush.batch = volume.log.batch_of(flush.position).map_or(0, |batch| batch.max(1));
         if flush.batch <= self.segments.durable() || self.fault.is(Planted::FlushNotAwaited) {
             volume.log.promise(flush.position);
             asks.answers.push((flush.op, false));
             return asks.steps.push(flush.attachment);
         }
-        if self.unsure {
+        if volume.closing.as_ref().map_or(self.unsure, |_| !volume.marked) {
             return asks.answers.push((flush.op, true));
         }
         self.flush_wanted = true;
@@ -612,15 +661,16 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// Where the bytes of a range lie. Batches that have some are pinned.
-    pub fn look(&mut self, attachment: u32, range: Range<u64>, mut each: impl FnMut(Found)) {
+    pub fn look(&mut self, attachment: u32, range: Range<u64>, mut each: impl FnMut(Found<B>)) {
         let Some(volume) = self.volumes.get(&attachment) else {
             return each(Found::Clean(range.start, range.end - range.start));
         };
-        let (segments, config) = (&mut self.segments, &self.config);
+        let (segments, config, kept) = (&mut self.segments, &self.config, &self.kept);
         volume.overlay.look(range, |stretch| match stretch {
             Stretch::Clean(at, len) => each(Found::Clean(at, len)),
-            Stretch::Dirty(dirty) => match (dirty.holds, volume.piece(config, &dirty)) {
-                (Holds::Bytes(_), Some(piece)) => {
+            Stretch::Dirty(dirty) => match (dirty.holds, volume.lies(config, kept, &dirty)) {
+                (_, Some(Lies::Here(bytes))) => each(Found::Kept(dirty.at, dirty.len, bytes)),
+                (_, Some(Lies::Log(piece))) => {
                     pin(segments, piece.pin);
                     each(Found::Logged(piece));
                 }
@@ -648,11 +698,14 @@ impl<B: Clone> WriteLog<B> {
     pub fn written(&mut self, now: Nanos, number: u64, done: bool, asks: &mut Asks<B>) {
         let Some((write, tries)) = self.writing.remove(&number) else { return };
         if !done {
+            if self.closed.is_some() {
+                return;
+            }
             if tries + 1 < TRIES {
                 asks.writes.push(write.clone());
                 self.writing.insert(number, (write, tries + 1));
             } else {
-                self.close("a batch of the write log could not be written", asks);
+                self.close(now, "a batch of the write log could not be written", asks);
             }
             return;
         }
@@ -671,7 +724,7 @@ impl<B: Clone> WriteLog<B> {
 
     /// What is written, in order, is answered as far as the throttles let it be.
     fn acknowledge(&mut self, now: Nanos, asks: &mut Asks<B>) {
-        let written = self.segments.written();
+        let written = self.counts_written();
         let mut promises = Vec::new();
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
@@ -693,7 +746,7 @@ impl<B: Clone> WriteLog<B> {
                     asks.answers.push((op, false));
                 }
             }
-            if any && volume.may_begin(self.segments.durable()) {
+            if any && volume.may_begin(self.closed.map_or(self.segments.durable(), |_| u64::MAX)) {
                 asks.steps.push(attachment);
             }
         }
@@ -706,7 +759,11 @@ impl<B: Clone> WriteLog<B> {
             || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
         let covers = self.segments.flush_begins();
         let anything = covers > self.segments.durable() || self.copy_waits();
-        if self.flushing.is_some() || self.unsure || !(self.flush_wanted || behind) || !anything {
+        if self.flushing.is_some()
+            || self.closed.is_some()
+            || !(self.flush_wanted || behind)
+            || !anything
+        {
             return;
         }
         self.flush_wanted = false;
@@ -723,15 +780,14 @@ impl<B: Clone> WriteLog<B> {
         }
         if !done {
             // What was not flushed may be gone though it can be read: it is not tried again.
-            self.close("the cache device could not be flushed", asks);
             self.unsure = true;
-            let flushes = std::mem::take(&mut self.flushes);
-            return asks.answers.extend(flushes.iter().map(|flush| (flush.op, true)));
+            return self.close(now, "the cache device could not be flushed", asks);
         }
         let early = self.fault.is(Planted::FlushBegunBefore);
         self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
         let durable = self.segments.durable();
+        self.kept.durable(durable);
         match self.start {
             Start::Flushed => self.start = Start::Wanted,
             Start::Begun(first) if first <= durable => self.starts(asks),
@@ -748,6 +804,7 @@ impl<B: Clone> WriteLog<B> {
         // A FRONTIER that was not written when this flush began is waited for as well.
         self.flush_wanted = !self.flushes.is_empty() || self.segments.has_said();
         self.noted(now, durable);
+        let durable = self.counts_durable();
         let begins = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
         asks.steps.extend(begins.map(|(&attachment, _)| attachment));
         self.form(now, asks);
@@ -760,7 +817,7 @@ impl<B: Clone> WriteLog<B> {
         self.acknowledge(now, asks);
         self.form(now, asks);
         self.flush_device(now, asks);
-        let durable = self.segments.durable();
+        let durable = self.counts_durable();
         let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
         asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
     }
@@ -769,9 +826,9 @@ impl<B: Clone> WriteLog<B> {
     pub fn wakes(&self, now: Nanos) -> Option<Nanos> {
         // A batch that waits for one before it is not flushed sooner for being looked at.
         let can = self.flushing.is_none() && self.segments.flush_begins() > self.segments.durable();
-        let flush = self.unflushed_since.filter(|_| can);
+        let flush = self.unflushed_since.filter(|_| can && self.closed.is_none());
         let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
-        let (written, durable) = (self.segments.written(), self.segments.durable());
+        let (written, durable) = (self.counts_written(), self.counts_durable());
         let of = |volume: &Attached| {
             let answer = volume
                 .log
@@ -781,17 +838,6 @@ impl<B: Clone> WriteLog<B> {
         };
         let park = (self.full && self.park_after > now).then_some(self.park_after);
         flush.into_iter().chain(park).chain(self.volumes.values().filter_map(of)).min()
-    }
-
-    /// Nothing is logged any more: who waits hears that it has failed.
-    pub fn close(&mut self, why: &'static str, asks: &mut Asks<B>) {
-        self.closed.get_or_insert(why);
-        for append in self.waiting.drain(..) {
-            asks.answers.push((append.op, true));
-        }
-        for volume in self.volumes.values_mut() {
-            asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
-        }
     }
 
     /// Bytes that were written to the log so far, by this run.
@@ -815,6 +861,10 @@ impl Attached {
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
+        if let Some(closing) = &self.closing {
+            let paused = closing.begun() && !self.destager.is_idle();
+            return closing.wakes().or(self.destager.wakes().filter(|_| paused));
+        }
         let any = !self.destager.is_idle() || self.may_begin(durable);
         self.destager.wakes().filter(|_| any)
     }
@@ -825,6 +875,17 @@ impl Attached {
             return Some(now);
         }
         self.throttle.due(now, self.log.held(), room)
+    }
+
+    /// Where a dirty stretch lies.
+    fn lies<B: Clone>(
+        &self,
+        config: &Config,
+        kept: &closing::Payloads<B>,
+        dirty: &super::overlay::Dirty,
+    ) -> Option<Lies<B>> {
+        let here = kept.of(self.attachment, &self.log, dirty).map(Lies::Here);
+        here.or_else(|| self.piece(config, dirty).map(Lies::Log))
     }
 
     /// Where a dirty stretch lies on the device.

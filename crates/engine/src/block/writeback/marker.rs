@@ -121,6 +121,18 @@ pub enum Verdict {
     Refuse(Why),
 }
 
+impl Verdict {
+    /// Whether the cache's lines of the volume may be believed. Of a log that has failed none may: what it destaged since it gave the slots up is not
+    /// known [closedslots].
+    pub fn keeps_lines(self, fault: Fault) -> bool {
+        match self {
+            Verdict::Attach { lines, .. } => lines,
+            Verdict::Drain => fault.is(Planted::ClosedSlotsBelieved),
+            _ => true,
+        }
+    }
+}
+
 /// Why a volume is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {

@@ -8,7 +8,7 @@ use larder_engine::block::writeback::scan::{Scan, scan};
 use larder_format::block::superblock::WriteLogArea;
 
 impl World {
-    fn planted(&self) -> Planting {
+    pub(super) fn planted(&self) -> Planting {
         #[cfg(feature = "planted")]
         return Planting::of(self.setup.fault);
         #[cfg(not(feature = "planted"))]
@@ -26,6 +26,7 @@ impl World {
             frontier,
             epoch: 0,
             marker: volume.marker,
+            marked: true,
         };
         self.log.attach(self.now, attach);
     }
@@ -44,8 +45,17 @@ impl World {
                     self.device.write(write.at, bytes, some);
                 }
                 Io::Flush { mark, .. } if self.rng.chance(0.5) => self.device.flush(mark, true),
-                Io::Store { volume, dirty, piece } if self.rng.chance(0.5) => {
-                    for (sector, number) in self.destaged(volume, &dirty, piece.as_ref())? {
+                Io::Mark { volume, said, frontier } if self.rng.chance(0.5) => {
+                    self.volumes[volume].said = Some((said, frontier));
+                    if said == Said::Clean {
+                        self.check_over(volume)?;
+                    }
+                }
+                Io::Store { volume, dirty, lies } if self.rng.chance(0.5) => {
+                    for (sector, number) in self.destaged(volume, &dirty, lies.as_ref())? {
+                        if self.uses_slots(volume) {
+                            self.volumes[volume].slots.remove(&sector);
+                        }
                         if self.rng.chance(0.7) {
                             self.volumes[volume].store.write(sector, number);
                         }
@@ -61,9 +71,10 @@ impl World {
         // A log that failed has only what was promised.
         let weak = power || self.log.closed().is_some();
         if power {
-            for volume in &mut self.volumes {
+            for v in 0..self.volumes.len() {
                 if self.rng.chance(0.5) {
-                    volume.store.crash(&mut self.rng);
+                    self.volumes[v].store.crash(&mut self.rng);
+                    self.drop_slots(v);
                 }
             }
         }
@@ -93,6 +104,9 @@ impl World {
         }
         if !found.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", found.chain.damaged));
+        }
+        if self.volumes.iter().any(|volume| volume.said.is_some()) {
+            return self.start_closed(&found, &scan);
         }
         for v in 0..self.volumes.len() {
             self.kept(v, &found, weak)?;
@@ -172,10 +186,10 @@ impl World {
         for found in stretches {
             let numbers: Vec<Option<u64>> = match &found {
                 Found::Clean(_, len) => (sector..sector + len / SECTOR)
-                    .map(|sector| Some(self.volumes[v].store.see(sector)))
+                    .map(|sector| Some(self.below(v, sector)))
                     .collect(),
                 Found::Zeros(_, len) => (0..len / SECTOR).map(|_| None).collect(),
-                Found::Unreadable(..) => return Err(format!("v{v}: {found:?}")),
+                Found::Unreadable(..) | Found::Kept(..) => return Err(format!("v{v}: {found:?}")),
                 Found::Logged(piece) => {
                     let numbers = self.piece(v, piece)?;
                     let mut asks = Asks::default();

@@ -76,7 +76,7 @@ impl<B: Clone> WriteLog<B> {
     }
 
     fn form_clients(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
-        if self.start != Start::Started {
+        if self.start != Start::Started || self.kept.is_full() {
             return false;
         }
         let table = Record::frontier(self.frontier().bytes());
@@ -142,6 +142,8 @@ impl<B: Clone> WriteLog<B> {
             sums.extend_from_slice(append.sums.as_slice());
             volume.sums.push_back(append.sums);
             if let Some(bytes) = append.bytes {
+                let of = (append.attachment, record.sequence);
+                self.kept.keep(placed.number, of, append.len, bytes.clone());
                 payload.push((from as u32, bytes));
             }
             end = end.max(from + bytes);

@@ -6,13 +6,32 @@ use larder_base::Nanos;
 
 use super::super::destager::{self, Pace};
 use super::super::overlay::{Dirty, Holds};
-use super::{Asks, Attached, Parks, Piece, WriteLog, pin};
+use super::{Asks, Attached, Kept, Parks, Piece, Said, WriteLog, pin};
+
+/// Where the bytes of a stretch lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lies<B> {
+    /// In the log.
+    Log(Piece),
+    /// Here: the log has failed, and may not have them.
+    Here(Kept<B>),
+}
+
+impl<B> Lies<B> {
+    /// What is to be read for them.
+    pub fn piece(&self) -> Option<&Piece> {
+        match self {
+            Lies::Log(piece) => Some(piece),
+            Lies::Here(_) => None,
+        }
+    }
+}
 
 /// What a destager asks of a queue that has the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum Asked<B> {
     /// Write this stretch to the store: [`WriteLog::stored`]. What it has of the log is pinned until [`WriteLog::unpin`].
-    Store(Dirty, Option<Piece>),
+    Store(Dirty, Option<Lies<B>>),
     /// Flush the store: [`WriteLog::store_flushed`].
     Flush,
     /// Write an epoch with its commit to the journal: [`WriteLog::journaled`].
@@ -22,12 +41,14 @@ pub enum Asked {
         /// The last sequence that it holds.
         last: u64,
         /// Its stretches, in the order of the volume.
-        pieces: Vec<(Dirty, Option<Piece>)>,
+        pieces: Vec<(Dirty, Option<Lies<B>>)>,
     },
     /// Flush the journal's device: [`WriteLog::journal_flushed`].
     FlushJournal,
     /// Read these records, so that they are copied out of the way: [`WriteLog::parked`].
     Park(Parks),
+    /// Have the marker say this, with the frontier: [`WriteLog::marked`].
+    Mark(Said, u64),
 }
 
 /// How a volume is doing.
@@ -81,9 +102,18 @@ impl destager::Effects for Takes {
 
 impl<B: Clone> WriteLog<B> {
     /// Begins what may begin of a volume's destage.
-    pub fn step(&mut self, now: Nanos, attachment: u32, out: &mut Vec<Asked>, asks: &mut Asks<B>) {
-        let durable = self.segments.durable();
-        let starved = self.full;
+    pub fn step(
+        &mut self,
+        now: Nanos,
+        attachment: u32,
+        out: &mut Vec<Asked<B>>,
+        asks: &mut Asks<B>,
+    ) {
+        if !self.begun(attachment) {
+            return self.mark(now, attachment, out, asks);
+        }
+        let durable = self.counts_durable();
+        let starved = self.full || self.closed.is_some();
         self.destage(now, attachment, out, asks, |volume, takes| {
             let bound = volume.throttle.bound();
             let full = volume.log.held() * 2 >= bound;
@@ -91,6 +121,7 @@ impl<B: Clone> WriteLog<B> {
             volume.destager.step(&volume.log, now, durable, (hurry, hurry), takes);
         });
         out.extend(self.park(now, attachment).map(Asked::Park));
+        self.mark(now, attachment, out, asks);
     }
 
     /// A stretch came to the store, or not: the incarnation of the store that has it.
@@ -99,7 +130,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         outcome: destager::Outcome,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         self.destage(now, attachment, out, asks, |v, takes| v.destager.stored(now, outcome, takes));
@@ -111,7 +142,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         outcome: destager::Outcome,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         self.destage(now, attachment, out, asks, |v, takes| {
@@ -125,7 +156,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         done: bool,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         self.destage(now, attachment, out, asks, |v, takes| v.destager.journaled(now, done, takes));
@@ -137,7 +168,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         done: bool,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         self.destage(now, attachment, out, asks, |volume, takes| {
@@ -149,14 +180,14 @@ impl<B: Clone> WriteLog<B> {
         &mut self,
         now: Nanos,
         attachment: u32,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
         f: impl FnOnce(&mut Attached, &mut Takes),
     ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let mut takes = Takes::default();
         f(volume, &mut takes);
-        let piece = |dirty: &Dirty| volume.piece(&self.config, dirty);
+        let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
         out.extend(takes.store.iter().map(|dirty| Asked::Store(*dirty, piece(dirty))));
         if let Some((epoch, last, pieces)) = takes.journal {
             let pieces = pieces.iter().map(|dirty| (*dirty, piece(dirty))).collect();
@@ -164,9 +195,9 @@ impl<B: Clone> WriteLog<B> {
         }
         for asked in out.iter() {
             match asked {
-                Asked::Store(_, Some(piece)) => pin(&mut self.segments, piece.pin),
+                Asked::Store(_, Some(Lies::Log(piece))) => pin(&mut self.segments, piece.pin),
                 Asked::Journal { pieces, .. } => {
-                    let pieces = pieces.iter().filter_map(|(_, piece)| piece.as_ref());
+                    let pieces = pieces.iter().filter_map(|(_, lies)| lies.as_ref()?.piece());
                     pieces.for_each(|piece| pin(&mut self.segments, piece.pin));
                 }
                 _ => {}
@@ -180,6 +211,9 @@ impl<B: Clone> WriteLog<B> {
         }
         if let Some(frontier) = takes.note {
             volume.stored = volume.stored.max(frontier);
+            if volume.closing.is_some() {
+                return self.mark(now, attachment, out, asks);
+            }
             // What is said already says less.
             volume.untold = true;
             if !self.fault.is(super::super::Planted::OlderFrontierCounts) {
@@ -213,7 +247,7 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// A volume's window is over: what it held of the log is let go.
-    fn let_go(&mut self, now: Nanos, attachment: u32) {
+    pub(super) fn let_go(&mut self, now: Nanos, attachment: u32) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let Some(position) = volume.destager.noted() else { return };
         let bytes = self.settle(attachment, position);
