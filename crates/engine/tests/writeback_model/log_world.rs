@@ -172,7 +172,7 @@ impl World {
         let bytes = AT as usize + (segments * segment) as usize;
         let area = u64::from(segments * segment);
         let failures = [0, 0, 10, 40][rng.below(4) as usize];
-        let may_fail = setup.fails || rng.chance(0.3);
+        let may_fail = setup.fails || setup.fault.is_none() && rng.chance(0.3);
         let volumes = (0..rng.range(2, 3)).map(|i| volume(i, &mut rng, setup, area)).collect();
         let none = Write {
             sectors: 0..0,

@@ -24,6 +24,10 @@ impl Core {
         let Some(back) = self.back.get() else { return false };
         let Some(written) = back.written(attachment) else { return false };
         let volume = &written.attached;
+        #[cfg(test)]
+        if said != Said::Closing && self.faults.marks.load(Ordering::SeqCst) {
+            return false;
+        }
         let state = match said {
             Said::Closing => MarkerState::Closing,
             Said::Closed => MarkerState::Closed,
