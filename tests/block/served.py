@@ -10,6 +10,8 @@ MIB = 1 << 20
 VOLUME = 64 * MIB
 # Smaller than the volume, so that lines are evicted all the time.
 CACHE = 24 * MIB
+# With a write log beside the lines, where the volume writes back.
+BACK_CACHE, BACK_LOG = 96 * MIB, 64 * MIB
 FORMAT = "{larder} block format {cache} --size {size} --placement {placement} --yes"
 SERVE = ("{larder} block serve --cache {cache} --volume disk=file:{disk} --listen unix:{socket} --listen vhost:{vhost},volume=disk"
          " --state-dir {state}")
@@ -30,16 +32,18 @@ class Unable(Exception):
 class Served:
     """A cached volume that can be stopped, killed and started again on the same cache."""
 
-    def __init__(self, options, folder, size=VOLUME, record=False, placement="set:8"):
-        words = {"larder": options.larder, "cache": folder / "cache", "disk": folder / "disk.img", "size": CACHE, "placement": placement,
+    def __init__(self, options, folder, size=VOLUME, record=False, placement="set:8", back=None):
+        words = {"larder": options.larder, "cache": folder / "cache", "disk": folder / "disk.img", "placement": placement,
+                 "size": BACK_CACHE if back else CACHE,
                  "socket": folder / "socket", "state": folder / "state", "vhost": folder / "vhost"}
         self.vhost, self.state, self.options, self.placement = words["vhost"], words["state"], options, placement
         self.disk, self.socket, self.folder = words["disk"], words["socket"], folder
         with open(self.disk, "wb") as f:
             f.truncate(size)
         if options.format:
-            run(shlex.split(options.format.format(**words)))
-        self.command = shlex.split(options.serve.format(**words))
+            run(shlex.split(options.format.format(**words)) + (["--write-log", str(BACK_LOG)] if back else []))
+        self.command = shlex.split(options.serve.format(**words)) + (["--write", back] if back else [])
+        self.back = back
         self.record = folder / "run.rec" if record else None
         if record:
             self.command += ["--record", str(self.record)]
@@ -83,6 +87,9 @@ def run(command):
 
 
 def identical(served, path):
+    """The volume is that file, which may be its store: then the store has it all."""
+    if served.back:
+        run([served.options.larder, "block", "flush", "--answer-within", "120", "--state-dir", served.state])
     text = run(["qemu-img", "compare", "-f", "raw", "-F", "raw", path, served.uri])
     if "identical" not in text:
         raise Failed(text)

@@ -1,8 +1,10 @@
 """The history of a volume that several connections change at once, sector by sector, and a small NBD client."""
 
+import random
 import socket
 import struct
 import threading
+import time
 
 from chaos import Wrong
 
@@ -17,6 +19,15 @@ class Gone(Exception):
 def content(sector, write):
     """512 bytes that name a sector and the write they are of; of write 0, zeroes."""
     return ZEROES if write == 0 else struct.pack("<QQ", sector, write) * (SECTOR // 16)
+
+
+def pieces(found):
+    """A sector that is no write's, as runs of one write each: from which byte, whose sector, which write."""
+    runs = []
+    for at, (name, number) in enumerate(struct.iter_unpack("<QQ", found)):
+        if not runs or runs[-1][1:] != (name, number):
+            runs.append((at * 16, name, number))
+    return ", ".join(f"from byte {at} sector {name} of write {number}" for at, name, number in runs)
 
 
 class Write:
@@ -120,7 +131,7 @@ class Model:
                         raise Wrong(f"{where}: sector {sector} is zeroes, which were replaced by {maybe} before")
                     continue
                 if found != content(name, number) or not 0 < number < self.next:
-                    raise Wrong(f"{where}: sector {sector} is mixed or damaged: {found[:32].hex()}")
+                    raise Wrong(f"{where}: sector {sector} is mixed or damaged: {pieces(found)}, where writes {maybe} may be")
                 if name != sector:
                     raise Wrong(f"{where}: sector {sector} has the bytes of sector {name}")
                 if number not in maybe:
@@ -223,3 +234,124 @@ class Nbd:
                 raise Wrong(f"a read at sector {first} failed with {error}")
             out += data
         return bytes(out)
+
+
+class Client(threading.Thread):
+    """One connection after the other, that reads, writes, zeroes, trims and flushes, and looks at what it is told."""
+
+    def __init__(self, world, number):
+        super().__init__(daemon=True)
+        self.world, self.number, self.rng = world, number, random.Random(f"{world.seed} client {number}")
+        # How often the store had lost something when this connection began, and when it last was told; how often it was told.
+        self.since, self.told, self.errors = 0, 0, 0
+
+    def run(self):
+        world = self.world
+        try:
+            while not world.over:
+                if not world.running.wait(0.2):
+                    continue
+                with world.at_work:
+                    world.busy += 1
+                nbd = None
+                try:
+                    losses = world.losses
+                    nbd = Nbd(world.socket)
+                    self.since, self.told, self.errors = losses, losses, 0
+                    while world.running.is_set() and not world.over:
+                        self.one(nbd)
+                        world.hold(self.number)
+                except (OSError, Gone, struct.error):
+                    time.sleep(0.05)
+                finally:
+                    if nbd:
+                        nbd.s.close()
+                    world.model.end(self.number)
+                    with world.at_work:
+                        world.busy -= 1
+        except Wrong as e:
+            world.fail(str(e))
+        except Exception as e:  # noqa: BLE001: any end of a client is a failure of the run
+            world.fail(f"a client: {e!r}")
+
+    def place(self):
+        """Where and how long: hot places, the uneven end, anywhere; aligned or not; and streams."""
+        rng, sectors = self.rng, self.world.sectors
+        roll = rng.random()
+        if roll < 0.25:
+            first, count = sectors - rng.randrange(1, 60), rng.randrange(1, 40)
+        elif roll < 0.6:
+            first, count = rng.randrange(2000), rng.choice([1, 3, 8, 8, 8, 16, 40])
+        else:
+            first, count = rng.randrange(sectors), rng.choice([1, 8, 8, 24, 128, 300])
+        if rng.random() < 0.5:
+            first &= ~7
+        return first, min(count, sectors - first)
+
+    def one(self, nbd):
+        world, rng, model = self.world, self.rng, self.world.model
+        first, count = self.place()
+        roll = rng.random()
+        if roll < 0.52:
+            begun = model.begin(self.number)
+            error, data = nbd.ask(Nbd.READ, first * SECTOR, count * SECTOR)
+            self.well(error, f"a read of {count} sectors at {first}")
+            model.check(first, data, begun, f"a read {world.story()}")
+            model.end(self.number)
+            world.count("sectors read", count)
+        elif roll < 0.85:
+            write = model.begin_write(first, count)
+            data = b"".join(content(sector, write.number) for sector in range(first, first + count))
+            flags = rng.choice([0, 0, 0, Nbd.FUA])
+            error, _ = nbd.ask(Nbd.WRITE, first * SECTOR, count * SECTOR, data, flags=flags)
+            if not self.is_told(error, flags & Nbd.FUA, f"a write of {count} sectors at {first}"):
+                model.acknowledge(write, first, count)
+                self.acknowledged(write, flags & Nbd.FUA)
+            world.count("writes")
+        elif roll < 0.93:
+            kind = rng.choice([Nbd.ZEROES, Nbd.TRIM])
+            write = model.begin_write(first, count, zero=True)
+            flags = rng.choice([0, 0, Nbd.FUA]) | (rng.choice([0, Nbd.NO_HOLE]) if kind == Nbd.ZEROES else 0)
+            error, _ = nbd.ask(kind, first * SECTOR, count * SECTOR, flags=flags)
+            what = f"a {'trim' if kind == Nbd.TRIM else 'write of zeroes'} of {count} sectors at {first}"
+            if not self.is_told(error, flags & Nbd.FUA, what):
+                model.acknowledge(write, first, count, sure=kind == Nbd.ZEROES)
+                self.acknowledged(write, flags & Nbd.FUA)
+            world.count("zeroes and trims")
+        else:
+            self.flush(nbd)
+
+    def acknowledged(self, write, durable):
+        """For checkers that ask more of what is durable."""
+
+    def well(self, error, what):
+        if error:
+            raise Wrong(f"{what} failed with {error} {self.world.story()}")
+
+    def flush(self, nbd):
+        world, before, certain = self.world, self.world.losses, self.world.certain
+        begun = world.model.begin()
+        error, _ = nbd.ask(Nbd.FLUSH)
+        world.count("flushes")
+        if self.is_told(error, True, "a flush"):
+            return None
+        if self.told < certain:
+            raise Wrong(f"a flush succeeded, and nobody told this connection that the store had lost writes {world.story()}")
+        if world.store == "nbd" and before == world.losses:
+            world.model.flush_ended(begun)
+        return None
+
+    def is_told(self, error, durable, what):
+        """Whether this error tells of a loss that the connection met, as a flush does, also one that comes with a write."""
+        world = self.world
+        if not error:
+            return False
+        if world.store != "nbd" or not durable:
+            self.well(error, what)
+        # A store that is killed can take a flush that is under way with it beside what was answered: that is two losses and more.
+        self.errors += 1
+        if self.errors > 3 * (world.losses - self.since):
+            raise Wrong(f"{what} failed with {error}, and the store had lost nothing that was not told {world.story()}")
+        self.told = world.losses
+        world.count("losses told")
+        return True

@@ -34,6 +34,15 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
         })?;
         back.dirty_max = Some(ByteSize(most));
     }
+    if let Some(age) = &said.dirty_age_max {
+        let back = wish.back.as_mut().ok_or_else(|| {
+            usage(format!(
+                "--dirty-age-max {age}: volume '{name}' does not write back; --write back:ordered has it do so"
+            ))
+        })?;
+        back.age = Some(age.parse().map_err(|e| usage(format!("--dirty-age-max {age}: {e}")))?);
+        back.age().map_err(|e| usage(format!("--dirty-age-max {age}: volume '{name}': {e}")))?;
+    }
     match (&said.marker, said.no_marker) {
         (Some(place), true) => {
             return Err(usage(format!(
@@ -72,6 +81,14 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         destaged_bytes: s.destaged,
         generation: now.generation,
         failures: u64::from(s.failures),
+        age_max_seconds: s.age.map(|age| age.most.0 as f64 / 1e9),
+        age_hard: s.age.is_some_and(|age| age.hard),
+        age_over: s.is_old,
+        stored_mark: now.stored_mark.clone(),
+        last_mark: now.last_mark.clone(),
+        waits_for_mark: s.no_mark,
+        missed_marks: s.missed_marks,
+        off_mark: s.off_mark,
         closed: now.closed.clone(),
         frontier,
         acknowledged,
@@ -103,6 +120,27 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
             ByteSize(back.bound_bytes)
         ));
     }
+    if back.age_over {
+        let most = back.age_max_seconds.unwrap_or(0.0);
+        let what =
+            if back.age_hard { ": no write is answered before it is in the store" } else { "" };
+        alarms.push(format!(
+            "volume '{name}': its oldest dirty write is {:.0} s old, and may be {most:.0} s{what}",
+            back.oldest_seconds.unwrap_or(0.0)
+        ));
+    }
+    if back.waits_for_mark {
+        alarms.push(format!(
+            "volume '{name}': nothing is destaged before a mark comes that fits its journal: name one (larder block mark {name} NAME), or have \
+             all of it brought to the store as it is (larder block flush {name})"
+        ));
+    }
+    if back.off_mark {
+        alarms.push(format!(
+            "volume '{name}': what its store has is no mark ({} missed since the start): it is again when the next one comes there",
+            back.missed_marks
+        ));
+    }
     alarms
 }
 
@@ -115,6 +153,44 @@ struct Flushing {
 }
 
 impl Control {
+    /// A volume that is served writes through from now on, or back.
+    pub(super) fn write(
+        &self,
+        name: &str,
+        said: &WriteBack,
+        go_on: GoOn<'_>,
+    ) -> Result<Value, Refusal> {
+        let mut wish = wish(&self.cache, name, said)?;
+        if said.write.is_none() {
+            wish.back = None;
+        }
+        let _one = self.take(name, go_on)?;
+        let mut most = 0;
+        let mut hear = |left: u64| {
+            most = most.max(left);
+            let what = format!("{} of the write log left", ByteSize(left));
+            go_on(Progress { what, done: most - left, total: most })
+        };
+        if !self.cache.change_over(name, &wish, &mut hear)? {
+            return Err(refused(format!("interrupted: volume '{name}' writes back as before")));
+        }
+        let mode = self.cache.back_status(name).map(|back| back.config.to_string());
+        tracing::info!(
+            "volume '{name}' writes {} from now on",
+            mode.as_deref().unwrap_or("through")
+        );
+        Ok(json!({ "volume": name, "write": mode }))
+    }
+
+    /// A consistency point of a volume.
+    pub(super) fn mark(&self, volume: &str, name: &str, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        let mut hear = || go_on(Progress::default());
+        let sequence = self.cache.mark(volume, name, &mut hear)?.ok_or_else(|| {
+            refused(format!("volume '{volume}': the mark was not waited for: it may still come"))
+        })?;
+        Ok(json!({ "volume": volume, "mark": name, "sequence": sequence }))
+    }
+
     /// Brings all that is dirty of a volume, or of all that write back, to the stores: side by side, since one that fails keeps no
     /// other.
     pub(super) fn flush(&self, name: Option<&str>, go_on: GoOn<'_>) -> Result<Value, Refusal> {
@@ -206,7 +282,7 @@ fn hear_all(all: &[Flushing], threads: usize, stop: &AtomicBool, go_on: GoOn<'_>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::back::{BackConfig, Status};
+    use crate::cache::back::{Age, BackConfig, Status};
 
     fn status(status: Status, closed: Option<&str>) -> BackVolume {
         shown(&BackStatus {
@@ -214,6 +290,8 @@ mod tests {
             generation: 7,
             status,
             age: Some(larder_base::Nanos::from_millis(1500)),
+            stored_mark: None,
+            last_mark: Some("nightly".into()),
             closed: closed.map(str::to_owned),
         })
     }
@@ -228,6 +306,7 @@ mod tests {
             epoch: 0,
             failures,
             destaged: 9,
+            ..Status::default()
         }
     }
 
@@ -238,6 +317,10 @@ mod tests {
         assert_eq!((moves.generation, moves.order.as_str()), (7, "ordered"));
         assert_eq!(status(dirty(1000, (3000, 8000), 0.0, 0), None).seconds_left, None);
         assert_eq!(status(dirty(0, (0, 8000), 0.0, 0), None).seconds_left, Some(0.0));
+        assert_eq!(
+            (moves.stored_mark.as_deref(), moves.last_mark.as_deref()),
+            (None, Some("nightly"))
+        );
         assert!(alarms("a", &moves).is_empty());
     }
 
@@ -252,6 +335,33 @@ mod tests {
             ["writes are as slow", "that it may"],
         ]) {
             assert!(alarm.starts_with("volume 'a': "), "{alarm}");
+            assert!(words.iter().all(|w| alarm.contains(w)), "{alarm}");
+        }
+    }
+
+    #[test]
+    fn old_data_and_marks_that_do_not_come_are_alarms() {
+        let most = Age { most: larder_base::Nanos::from_secs(1), hard: true };
+        let all = alarms(
+            "a",
+            &status(
+                Status {
+                    age: Some(most),
+                    is_old: true,
+                    no_mark: true,
+                    off_mark: true,
+                    missed_marks: 3,
+                    ..Status::default()
+                },
+                None,
+            ),
+        );
+        assert_eq!(all.len(), 3, "{all:?}");
+        for (alarm, words) in all.iter().zip([
+            ["2 s old, and may be 1 s", "no write is answered"],
+            ["before a mark comes", "larder block mark a NAME"],
+            ["is no mark", "3 missed"],
+        ]) {
             assert!(words.iter().all(|w| alarm.contains(w)), "{alarm}");
         }
     }

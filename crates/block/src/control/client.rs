@@ -215,7 +215,7 @@ mod tests {
     const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 
     fn detach() -> Request {
-        Request::Detach { volume: "a".into(), disconnect: false, seconds: None }
+        Request::Detach { volume: "a".into(), disconnect: false, seconds: None, keep_dirty: false }
     }
 
     /// A daemon of a former version does not say that it has begun.

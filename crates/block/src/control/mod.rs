@@ -186,10 +186,12 @@ impl Control {
                 self.attach(&volume, &uri, (read_only, trust_unchanged), &back, go_on)
             }
             Request::Flush { volume } => self.flush(volume.as_deref(), go_on),
-            Request::Detach { volume, disconnect, seconds } => {
+            Request::Mark { volume, name } => self.mark(&volume, &name, go_on),
+            Request::Detach { volume, disconnect, seconds, keep_dirty } => {
                 let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
-                self.detach(&volume, disconnect, timeout, go_on)
+                self.detach(&volume, (disconnect, keep_dirty), timeout, go_on)
             }
+            Request::Write { volume, back } => self.write(&volume, &back, go_on),
             Request::Resize { volume, bytes } => self.resize(&volume, bytes, go_on),
             Request::TakeBack {} => {
                 self.cache.take_back()?;
@@ -322,17 +324,20 @@ impl Control {
     fn detach(
         &self,
         name: &str,
-        disconnect: bool,
+        (disconnect, keep_dirty): (bool, bool),
         timeout: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
-        let leaves = self.leaves(name);
-        if let Some(leaves) = leaves.as_ref().filter(|_| disconnect) {
-            // Another detach of it may wait for them.
-            leaves.close_clients();
-        }
+        // (Not kept while this waits: another detach waits until nobody has the store any more.)
+        let was_leaving = self.leaves(name).is_some_and(|leaves| {
+            if disconnect {
+                // Another detach of it may wait for them.
+                leaves.close_clients();
+            }
+            true
+        });
         let _one = self.take(name, go_on)?;
-        if leaves.is_some() && self.cache.volume(name).is_none() {
+        if was_leaving && self.cache.volume(name).is_none() {
             return Err(refused(format!(
                 "volume '{name}' was detached meanwhile, by another command"
             )));
@@ -379,10 +384,16 @@ impl Control {
                     }
                     Detaching::Dirty(left) => {
                         dirty = dirty.max(left);
-                        Progress {
-                            what: format!("{} still to be destaged", ByteSize(left)),
-                            done: dirty - left,
-                            total: dirty,
+                        match keep_dirty {
+                            true => Progress {
+                                what: format!("{} stay in the write log", ByteSize(left)),
+                                ..Progress::default()
+                            },
+                            false => Progress {
+                                what: format!("{} still to be destaged", ByteSize(left)),
+                                done: dirty - left,
+                                total: dirty,
+                            },
                         }
                     }
                     Detaching::Durable(left) => {
@@ -396,6 +407,7 @@ impl Control {
                 })
         };
         let gone = match self.cache.volume(name) {
+            Some(_) if keep_dirty => self.cache.detach_dirty(name, disconnect, &mut hear),
             Some(_) => self.cache.detach(name, disconnect, &mut hear),
             // It is served without the cache: there is nothing to put aside.
             None => Ok(self.cache.let_go(&volume, disconnect, &mut hear).then_some(true)),
@@ -413,7 +425,11 @@ impl Control {
                         "volume '{name}' is detached, and its store has not said that what was written to it last is durable"
                     );
                 }
-                Ok(json!({ "volume": name, "durable": durable, "store_moved": moved }))
+                let aside = self.cache.put_aside().into_iter().find(|aside| aside.name == name);
+                let kept = aside.and_then(|aside| aside.carried_bytes);
+                Ok(
+                    json!({ "volume": name, "durable": durable, "store_moved": moved, "kept_dirty_bytes": kept }),
+                )
             }
             Ok(None) => {
                 let volume_again = volume.clone();

@@ -45,6 +45,13 @@ pub enum Request {
         #[serde(default)]
         volume: Option<String>,
     },
+    /// A consistency point of a volume that writes back.
+    Mark {
+        /// The volume.
+        volume: String,
+        /// The mark's name: 1 to 255 bytes.
+        name: String,
+    },
     /// A volume whose store has grown, or is to grow, is to have its size.
     Resize {
         /// Its name.
@@ -63,6 +70,17 @@ pub enum Request {
         /// How long requests for it may take to end before it stays attached; 30 if nothing is said.
         #[serde(default)]
         seconds: Option<u64>,
+        /// What is dirty of it stays in the cache, until it is attached again with that.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        keep_dirty: bool,
+    },
+    /// A volume that is served writes through from now on, or back if it is said how.
+    Write {
+        /// Its name.
+        volume: String,
+        /// How it writes back; what is not said is as the daemon was started with.
+        #[serde(default, skip_serializing_if = "WriteBack::is_silent")]
+        back: WriteBack,
     },
     /// The cache, which was given up, is to be used again.
     TakeBack {},
@@ -141,6 +159,9 @@ pub struct WriteBack {
     /// Bytes of the write log that it may hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<u64>,
+    /// How old what is dirty may become: `60`, `5,hard`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_age_max: Option<String>,
     /// Where its marker is: a path from the root, or a URI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marker: Option<String>,
@@ -246,14 +267,21 @@ mod tests {
                 back: WriteBack {
                     write: Some("back:ordered".into()),
                     dirty_max: Some(1 << 30),
+                    dirty_age_max: Some("5,hard".into()),
                     marker: Some("/m".into()),
                     no_marker: true,
                 },
             },
             Request::Flush { volume: None },
             Request::Flush { volume: Some("a".into()) },
+            Request::Mark { volume: "a".into(), name: "vor dem Umzug: ä".into() },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
-            Request::Detach { volume: "ä".into(), disconnect: true, seconds: Some(7) },
+            Request::Detach {
+                volume: "ä".into(),
+                disconnect: true,
+                seconds: Some(7),
+                keep_dirty: true,
+            },
             Request::Explain { volume: "a".into(), offset: u64::MAX },
             Request::Select {
                 volume: "a".into(),

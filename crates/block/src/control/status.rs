@@ -246,6 +246,22 @@ pub struct BackVolume {
     pub generation: u64,
     /// Failures of the store, or its flush, since destaging worked last.
     pub failures: u64,
+    /// How old the oldest dirty write may become, seconds; none where it waits for the log to fill up.
+    pub age_max_seconds: Option<f64>,
+    /// Writes are not answered while it is older.
+    pub age_hard: bool,
+    /// It is older.
+    pub age_over: bool,
+    /// Name of the last consistency point that the store has, with all that was written before it.
+    pub stored_mark: Option<String>,
+    /// Name of the last that is durable at all; empty where it could not be read.
+    pub last_mark: Option<String>,
+    /// Nothing is destaged: a consistency point that fits the journal is waited for, and the log fills up or what is dirty ages.
+    pub waits_for_mark: bool,
+    /// How often an epoch ended at none since the start, though they are to end at those alone,
+    pub missed_marks: u64,
+    /// and whether the last one did, so that what the store has is no consistency point.
+    pub off_mark: bool,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
     /// All writes up to this one are durable in the store.

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use larder_engine::block::GroupId;
 use larder_engine::block::node::owners;
+use larder_format::block::superblock::HoldsState;
 use larder_format::block::{BlockSuperblock, VolumeState};
 use serde::{Deserialize, Serialize};
 
@@ -19,12 +20,17 @@ pub struct AsideVolume {
     pub bytes: u64,
     /// Lines of it that are cached still, as of the last count; `None` before the first.
     pub lines: Option<u64>,
+    /// It was put aside with what is dirty: bytes that its store lacks, and the write log has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub carried_bytes: Option<u64>,
 }
 
 /// One of them, and its part of the line space.
 #[derive(Clone, Debug)]
 pub(super) struct Aside {
     volume: AsideVolume,
+    /// Its attachment number, if it was put aside with what is dirty.
+    carried: Option<u32>,
     first_group: u64,
     groups: u64,
 }
@@ -44,7 +50,12 @@ impl Aside {
                         name: v.name.clone(),
                         bytes: v.bytes,
                         lines: known.iter().find(same).and_then(|a| a.volume.lines),
+                        carried_bytes: None,
                     },
+                    carried: v
+                        .write_back
+                        .filter(|w| w.holds == HoldsState::Carried)
+                        .map(|w| w.attachment),
                     first_group: v.first_group,
                     groups: v.groups,
                 }
@@ -67,9 +78,16 @@ impl Core {
             return Vec::new();
         }
         let mut all: Vec<AsideVolume> =
-            self.aside_volumes().iter().map(|a| a.volume.clone()).collect();
+            self.aside_volumes().iter().map(|a| self.with_dirty(a)).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
+    }
+
+    fn with_dirty(&self, aside: &Aside) -> AsideVolume {
+        let of = self.back.get().zip(aside.carried);
+        let status = of.and_then(|(back, of)| back.log().status(self.now(), of));
+        let dirty = status.map_or(0, |status| status.dirty);
+        AsideVolume { carried_bytes: aside.carried.map(|_| dirty), ..aside.volume.clone() }
     }
 
     pub(super) fn aside_volumes(&self) -> AsideVolumes {
@@ -103,8 +121,12 @@ mod tests {
 
     #[test]
     fn a_group_belongs_to_the_volume_whose_part_it_lies_in() {
-        let aside =
-            |first_group, groups| Aside { volume: AsideVolume::default(), first_group, groups };
+        let aside = |first_group, groups| Aside {
+            volume: AsideVolume::default(),
+            carried: None,
+            first_group,
+            groups,
+        };
         let all = [aside(4, 4), aside(8, 1), aside(20, 2)];
         let found = |group| Aside::at(&all, GroupId(group));
         assert_eq!(

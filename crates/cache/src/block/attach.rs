@@ -172,6 +172,35 @@ impl Core {
         disconnect: bool,
         go_on: GoOn<'_>,
     ) -> Result<Option<bool>, CacheError> {
+        self.detach_as(name, (disconnect, false), go_on)
+    }
+
+    /// The same of a volume that writes back, with what is dirty: it stays in the cache, which may be moved to another host, until the volume
+    /// is attached there.
+    ///
+    /// # Errors
+    /// As [`Core::detach`], and when it does not write back, or what is dirty is not durable on the cache device.
+    pub fn detach_dirty(
+        &self,
+        name: &str,
+        disconnect: bool,
+        go_on: GoOn<'_>,
+    ) -> Result<Option<bool>, CacheError> {
+        if self.attached(name)?.attachment().is_none() {
+            let reason =
+                "it does not write back: nothing of it is dirty, and it is detached as it is"
+                    .to_owned();
+            return Err(CacheError::Volume { name: name.to_owned(), reason });
+        }
+        self.detach_as(name, (disconnect, true), go_on)
+    }
+
+    fn detach_as(
+        &self,
+        name: &str,
+        (disconnect, keep_dirty): (bool, bool),
+        go_on: GoOn<'_>,
+    ) -> Result<Option<bool>, CacheError> {
         let attached = self.attached(name)?;
         self.check_state_dir(name)?;
         let volume = attached.volume().clone();
@@ -184,13 +213,28 @@ impl Core {
         if disconnect {
             volume.close_clients();
         }
+        let mut carried = None;
         if attached.attachment().is_some() {
             if !self.await_clients(&volume, go_on) {
                 return Ok(None);
             }
-            let all = self.write_back_no_more(&attached, &mut |left| go_on(Detaching::Dirty(left)));
-            if all? == Some(false) {
-                return Ok(None);
+            let mut hears = |left| go_on(Detaching::Dirty(left));
+            let done = match keep_dirty {
+                true => {
+                    // Nobody may see its store from here on: it lacks what is dirty.
+                    volume.close();
+                    self.carry_back(&attached, &mut hears).map(|done| {
+                        done.map(|(done, wish)| {
+                            carried = Some(wish).filter(|_| done);
+                            done
+                        })
+                    })
+                }
+                false => self.write_back_no_more(&attached, &mut hears),
+            };
+            if !matches!(done, Ok(None | Some(true))) {
+                volume.reopen();
+                return done.map(|_| None);
             }
         }
         let (id, shards) = self.next_operation();
@@ -202,9 +246,13 @@ impl Core {
                 Waits::Bits(left) => Detaching::Durable(left),
             })
         };
-        let mut io = At { core: self, of: attached, go_on: &mut hears };
+        let mut io = At { core: self, of: attached.clone(), go_on: &mut hears };
         let gone = self.carry_over(&mut operation, &mut io, Operation::detach_step);
         if !matches!(gone, Ok(Ok(()))) {
+            // It stays: what is dirty is taken up again before anybody sees it.
+            if let Some(wish) = carried {
+                self.begin_back(&volume, &wish)?;
+            }
             operation.detach_given_up(&mut io);
         }
         Ok(gone?.ok().and_then(|()| operation.way().map(Attachment::is_durable)))
@@ -243,6 +291,15 @@ impl Core {
                 _ => format!("{reason}; put aside were: {}", names.join(", ")),
             }));
         };
+        let dirty = |v: &larder_format::block::Volume| {
+            v.name == name && v.write_back.is_some_and(|w| w.holds.may_be_dirty())
+        };
+        if superblock.volumes.iter().any(dirty) {
+            return Err(fail(
+                "this cache holds writes of it that its store does not have: attach it, so that they come there, or have its store recovered and \
+                 attach it, which gives them up",
+            ));
+        }
         if self.recorder.is_some() {
             return Err(fail(
                 "it is not attached, and a recording cannot express that it is forgotten: attach it and drop its lines, or drop it when \

@@ -77,6 +77,8 @@ pub struct Attached {
     pub(super) selected: AtomicBool,
     /// Its attachment number, if it writes back; else 0.
     pub(super) attachment: AtomicU32,
+    /// It changes over between writing through and writing back, or goes: by one at a time.
+    pub(super) changing: Arc<AtomicBool>,
     pub(super) admission: Mutex<node::StoredAdmission>,
     /// Verdicts on its requests that no policy gave.
     governed: Mutex<VerdictCounts>,
@@ -87,14 +89,24 @@ pub struct Attached {
     pub(super) volume: Arc<Volume>,
 }
 
-/// Who may work on a volume by its place in the line space. Closed, the volume moves.
+/// Who may work on a volume by its place in the line space. Closed, the volume moves. Held, it changes over: what is destaged goes on.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     inside: AtomicU64,
     closed: AtomicBool,
+    held: AtomicBool,
 }
 
 impl Gate {
+    /// No client enters any more until [`Gate::release`].
+    pub(super) fn hold(&self) {
+        self.held.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn release(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
     /// Nobody enters any more until it is opened.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
@@ -105,8 +117,18 @@ impl Gate {
     }
 
     /// Whether one more is inside now, so that its volume stays where it lies in the line space until it leaves. Not when it
-    /// is closed.
+    /// is closed or held.
     pub(super) fn enter(&self) -> bool {
+        let open = self.enter_destage();
+        if open && self.held.load(Ordering::SeqCst) {
+            self.leave();
+            return false;
+        }
+        open
+    }
+
+    /// The same for what is destaged.
+    pub(super) fn enter_destage(&self) -> bool {
         // Counted first: who closes the gate and finds nobody inside knows that who comes later sees it closed.
         self.inside.fetch_add(1, Ordering::SeqCst);
         let open = !self.closed.load(Ordering::SeqCst);
@@ -187,6 +209,7 @@ impl Attached {
             bytes: AtomicU64::new(record.bytes),
             line,
             attachment: AtomicU32::new(0),
+            changing: Arc::default(),
             counters: VolumeCounters::default(),
             account: Account::new(share),
             accounted: AtomicU64::new(0),

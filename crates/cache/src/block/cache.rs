@@ -15,6 +15,7 @@ use larder_volume::Backing;
 use larder_volume::op::{Extent, Failure, FailureKind, MAX_PAYLOAD, Outcome};
 use parking_lot::Mutex;
 
+use super::back::BackWish;
 use super::builder::Builder;
 use super::open::Warmth;
 use super::queue::{Queue, Queues};
@@ -210,6 +211,21 @@ impl Cache {
     /// When there is one of that name or with that store, one comes or goes at this moment, it does not fit, or its identity cannot be found
     /// out.
     pub fn attach(&self, name: &str, store: Box<dyn Backing>) -> Result<CachedVolume, CacheError> {
+        let marker = self.0.0.core.config().wish_of(name).marker;
+        self.attach_as(name, store, &BackWish { back: None, marker })
+    }
+
+    /// The same of a volume that may write back. One that was put aside with what is dirty ([`Cache::detach_dirty`]) is taken up by this, with
+    /// the cache that it was put aside in: on any host.
+    ///
+    /// # Errors
+    /// As [`Cache::attach`], and when its marker forbids it.
+    pub fn attach_as(
+        &self,
+        name: &str,
+        store: Box<dyn Backing>,
+        wish: &BackWish,
+    ) -> Result<CachedVolume, CacheError> {
         let fail =
             |e: VolumeError| CacheError::Volume { name: name.to_owned(), reason: e.to_string() };
         let volume = Arc::new(Volume::new(name, store, self.0.0.line, true));
@@ -219,7 +235,7 @@ impl Cache {
         volumes.check_free(name).map_err(fail)?;
         let alike = volumes.expect(&volume).map_err(fail)?;
         // Nobody may ask anything of it before it has its place: it would be asked past the cache.
-        let cached = self.0.0.core.attach(&volume, false)?;
+        let cached = self.0.0.core.attach_as(&volume, false, wish)?;
         if let Err(why) = cached {
             tracing::info!("volume '{name}': nothing of it is cached: {why}");
         }
@@ -240,6 +256,43 @@ impl Cache {
         name: &str,
         go_on: &mut dyn FnMut(Detaching) -> bool,
     ) -> Result<bool, CacheError> {
+        self.puts_aside(name, false, go_on)
+    }
+
+    /// The same of a volume that writes back, with what is dirty: it stays in the cache, which may be moved to another host. The volume is
+    /// served by no other cache until this one has taken it up again.
+    ///
+    /// # Errors
+    /// As [`Cache::detach`], and when it does not write back, or what is dirty is not durable on the cache device.
+    pub fn detach_dirty(
+        &self,
+        name: &str,
+        go_on: &mut dyn FnMut(Detaching) -> bool,
+    ) -> Result<bool, CacheError> {
+        self.puts_aside(name, true, go_on)
+    }
+
+    /// A volume writes back from now on, or through, while it is served; requests wait for a moment. `go_on` hears how many bytes of the
+    /// write log are still to come to its store, and may say no. Returns whether it changed over. A later start goes by its own configuration.
+    ///
+    /// # Errors
+    /// When it does so already, its marker forbids it, its clients would have to wait too long, or a step fails: it is as it was then.
+    pub fn change_over(
+        &self,
+        name: &str,
+        wish: &BackWish,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<bool, CacheError> {
+        let _one = self.takes(name)?;
+        self.0.0.core.change_over(name, wish, go_on)
+    }
+
+    fn puts_aside(
+        &self,
+        name: &str,
+        keep_dirty: bool,
+        go_on: &mut dyn FnMut(Detaching) -> bool,
+    ) -> Result<bool, CacheError> {
         let Shared { core, volumes, .. } = &*self.0.0;
         let _one = self.takes(name)?;
         let found = volumes.find(name).filter(|volume| volume.name() == name);
@@ -251,6 +304,7 @@ impl Cache {
             });
         };
         let aside = match core.volume(name) {
+            Some(_) if keep_dirty => core.detach_dirty(name, false, go_on),
             Some(_) => core.detach(name, false, go_on),
             None => Ok(core.let_go(&volume, false, go_on).then_some(true)),
         };
@@ -393,6 +447,17 @@ impl CachedVolume {
     /// Makes durable whatever has ended before. It fails once where the store may have lost writes that it had answered.
     pub fn flush(&self) -> Pending<()> {
         self.ask([Command::Flush])
+    }
+
+    /// A consistency point of a volume that writes back: whatever has ended before is durable on the cache's flash, under that name (1 to 255
+    /// bytes), and where the volume's epochs end at marks, its store may be what it is now. It waits until that is so, and brings nothing to
+    /// the store. Other volumes have none. Returns the mark's sequence.
+    ///
+    /// # Errors
+    /// When the volume does not write back, the name is none, or the write log fails.
+    pub fn consistency_point(&self, name: &str) -> Result<u64, CacheError> {
+        let sequence = self.cache.0.core.mark(self.name(), name, &mut || true)?;
+        Ok(sequence.unwrap_or(0))
     }
 
     /// The range reads as zeroes from now on.

@@ -47,6 +47,8 @@ pub struct InspectedVolume {
 pub struct InspectedBack {
     /// The write log may hold what its store lacks.
     pub dirty: bool,
+    /// It was put aside with what is dirty, and waits to be taken up, by this cache on any host.
+    pub carried: bool,
     /// In which order the store gets what was written: `any`, `ordered` or `ordered,grain=completion`.
     pub order: String,
     /// Its generation.
@@ -176,6 +178,7 @@ pub fn inspect(
             write_back: v.write_back.filter(|w| w.holds != HoldsState::Nothing).map(|w| {
                 InspectedBack {
                     dirty: w.holds.may_be_dirty(),
+                    carried: w.holds == HoldsState::Carried,
                     order: order_words(w.order).to_owned(),
                     generation: w.generation,
                 }

@@ -84,9 +84,15 @@ impl Host for Daemon {
     }
 }
 
-/// What the store says of a range, with what is dirty laid over it. An answer may be shorter than its range.
+/// What the store says of a range, with what is dirty laid over it. An answer may be shorter than its range. Neighbours that are alike are
+/// one: a client asks where its file's data begins and ends, not how it was written.
 fn overlay(extents: &[Extent], (at, _): (u64, u64), dirty: &[(u64, u64, bool)]) -> Vec<Extent> {
-    let mut all = Vec::new();
+    let mut all: Vec<Extent> = Vec::new();
+    let mut push = |bytes: u64, of: Extent| match all.last_mut() {
+        Some(last) if (last.hole, last.zero) == (of.hole, of.zero) => last.len += bytes as u32,
+        _ if bytes > 0 => all.push(Extent { len: bytes as u32, ..of }),
+        _ => {}
+    };
     let mut from = at;
     for extent in extents {
         let end = from + u64::from(extent.len);
@@ -95,16 +101,12 @@ fn overlay(extents: &[Extent], (at, _): (u64, u64), dirty: &[(u64, u64, bool)]) 
             if start >= stop {
                 continue;
             }
-            if from < start {
-                all.push(Extent { len: (start - from) as u32, ..*extent });
-            }
-            all.push(Extent { len: (stop - start) as u32, hole: false, zero });
+            push(start - from, *extent);
+            push(stop - start, Extent { len: 0, hole: false, zero });
             from = stop;
         }
-        if from < end {
-            all.push(Extent { len: (end - from) as u32, ..*extent });
-            from = end;
-        }
+        push(end - from, *extent);
+        from = end;
     }
     all
 }
@@ -152,6 +154,10 @@ impl larder_engine::block::node::event::Volume for Known {
 
     fn enter(&self) -> bool {
         self.attached().gate.enter()
+    }
+
+    fn enter_destage(&self) -> bool {
+        self.attached().gate.enter_destage()
     }
 
     fn leave(&self) {

@@ -158,6 +158,10 @@ pub(crate) struct DetachArgs {
     /// Seconds for requests under way to end, as with a store that is not reached; then the volume stays attached
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
+    /// Of a volume that writes back: leave what is dirty in the cache, instead of bringing it to the store. Attach it with this
+    /// cache again, on this host or another; until then no cache serves it
+    #[arg(long)]
+    keep_dirty: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -240,10 +244,17 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
         volume: args.volume.clone(),
         disconnect: args.disconnect,
         seconds: Some(args.timeout),
+        keep_dirty: args.keep_dirty,
     };
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
         let moved = moved(answer);
+        if let Some(kept) = answer["kept_dirty_bytes"].as_u64() {
+            return Ok(format!(
+                "{name}: detached; {} that its store lacks stay in the cache: attach it with this cache, and no other{moved}",
+                ByteSize(kept)
+            ));
+        }
         Ok(if answer["was_waiting"] == true {
             format!("{name}: its store is not waited for any more; it was not reached, and nothing was written to it")
         } else if answer["durable"] == true {
@@ -393,6 +404,10 @@ const PUT_ASIDE: &str = "these are not attached: their lines stay until other vo
                          volume is attached, if it was detached in good order and its store is unchanged; `larder block drop \
                          NAME` forgets one";
 
+/// And of those that were put aside with what is dirty.
+const CARRIED: &str = "what is dirty is in the write log of this cache alone: attach the volume with it, on any host, with `--write \
+                       back:ORDER`; no other cache serves it";
+
 /// The status as people read it.
 pub(super) fn status_text(s: &Status) -> String {
     status_in(s, crate::table::width())
@@ -500,17 +515,22 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
         out.push_str("\n\n");
     }
     if !s.put_aside.is_empty() {
-        out.push_str(&table(
-            columns,
-            &["put aside", "size", "cached"],
-            1,
-            s.put_aside.iter().map(|v| {
-                let cached = v.lines.map_or_else(|| "–".into(), |lines| bytes(lines).to_string());
-                vec![v.name.clone(), ByteSize(v.bytes).to_string(), cached]
-            }),
-        ));
+        let carried = s.put_aside.iter().any(|v| v.carried_bytes.is_some());
+        let mut head = vec!["put aside", "size", "cached"];
+        head.extend(carried.then_some("dirty"));
+        let rows = s.put_aside.iter().map(|v| {
+            let cached = v.lines.map_or_else(|| "–".into(), |lines| bytes(lines).to_string());
+            let dirty = v.carried_bytes.map_or_else(|| "–".into(), |n| ByteSize(n).to_string());
+            let mut row = vec![v.name.clone(), ByteSize(v.bytes).to_string(), cached];
+            row.extend(carried.then_some(dirty));
+            row
+        });
+        out.push_str(&table(columns, &head, 1, rows));
         out.push('\n');
         out.push_str(&folded(&[("", PUT_ASIDE.to_owned())], columns));
+        if carried {
+            out.push_str(&folded(&[("", CARRIED.to_owned())], columns));
+        }
         out.push('\n');
     }
     if !s.faces.is_empty() {

@@ -128,6 +128,9 @@ fn exported_text(done: &Exported) -> String {
             ByteSize(done.volume_bytes)
         ));
     }
+    if done.carried {
+        text.push_str("\n  the volume was put aside with what is dirty (detach --keep-dirty), and waits to be attached with this cache");
+    }
     for lost in &done.unreadable {
         text.push_str(&format!(
             "\n  bytes {} to {}: they could not be read, and are not in the file",

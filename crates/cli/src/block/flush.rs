@@ -28,6 +28,34 @@ pub(crate) struct FlushArgs {
     daemon: Daemon,
 }
 
+/// Names a point at which the data of a volume that writes back is consistent; returns when it is durable on flash
+///
+/// Nothing is destaged for it. `larder block status` shows the last mark of a volume that its store has.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MarkArgs {
+    /// The volume
+    volume: String,
+    /// What the point is called: 1 to 255 bytes
+    name: String,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+pub(crate) fn mark(args: &MarkArgs) -> Result<(), CliError> {
+    let most = 255;
+    if args.name.is_empty() || args.name.len() > most {
+        return Err(CliError::Usage(format!(
+            "the name of a mark has 1 to {most} bytes, and this one has {}",
+            args.name.len()
+        )));
+    }
+    let request = Request::Mark { volume: args.volume.clone(), name: args.name.clone() };
+    args.daemon.print(&request, |answer| {
+        let sequence = answer["sequence"].as_u64().unwrap_or_default();
+        Ok(format!("{}: mark '{}' is durable on flash, write {sequence}", args.volume, args.name))
+    })
+}
+
 /// What became of one volume.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -83,6 +111,66 @@ fn outcome(told: &Answer) -> Result<(), CliError> {
     )))
 }
 
+/// Shown under the flags of `write`.
+const WRITE_EXAMPLES: &str = "\
+Examples:
+  # Bursts of writes are to come, and are answered by local flash:
+  larder block write db back:ordered
+  # All that is dirty comes to the store, then writes do:
+  larder block write db through";
+
+/// Has a volume that is served write back from now on, or through; its clients stay. A restart goes by `serve --write` again
+#[derive(Debug, clap::Args)]
+#[command(after_help = WRITE_EXAMPLES)]
+pub(crate) struct WriteArgs {
+    /// The volume
+    volume: String,
+    /// `through`, or back:any, back:ordered or back:journaled, as for `larder block serve --write`
+    #[arg(value_name = "MODE")]
+    mode: String,
+    /// What it may hold of the write log
+    #[arg(long, value_name = "SIZE")]
+    dirty_max: Option<ByteSize>,
+    /// How old what is dirty may become, an alarm; with ,hard no write is answered while the oldest is older
+    #[arg(long, value_name = "SECONDS[,hard]")]
+    dirty_age_max: Option<String>,
+    /// Where its marker is: a path, or the URI of an NBD export or object store
+    #[arg(long, value_name = "PLACE", conflicts_with = "no_marker")]
+    marker: Option<String>,
+    /// It has no marker: nothing notices that its cache is lost, or an older one comes back
+    #[arg(long)]
+    no_marker: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
+    let through = args.mode == "through";
+    let stated = args.dirty_max.is_some() || args.dirty_age_max.is_some();
+    if through && (stated || args.marker.is_some() || args.no_marker) {
+        return Err(CliError::Usage(
+            "--dirty-max, --dirty-age-max, --marker and --no-marker are for a volume that is to write back: leave them out with 'through'".to_owned(),
+        ));
+    }
+    let back = BackArgs {
+        write: Some(args.mode.clone()).filter(|_| !through),
+        dirty_max: args.dirty_max,
+        dirty_age_max: args.dirty_age_max.clone(),
+        marker: args.marker.clone(),
+        no_marker: args.no_marker,
+    };
+    let request = Request::Write { volume: args.volume.clone(), back: back.said()? };
+    args.daemon.print(&request, |answer| {
+        let name = &args.volume;
+        Ok(match answer["write"].as_str() {
+            Some(mode) => format!("{name}: writes back from now on, {mode}; a restart goes by its flags again"),
+            None => format!(
+                "{name}: writes through from now on, and its store has everything; a restart goes by its flags again"
+            ),
+        })
+    })
+}
+
 /// Flags of `attach` for a volume that writes back.
 #[derive(Debug, clap::Args)]
 pub(super) struct BackArgs {
@@ -92,6 +180,9 @@ pub(super) struct BackArgs {
     /// What it may hold of the write log
     #[arg(long, value_name = "SIZE")]
     dirty_max: Option<ByteSize>,
+    /// How old what is dirty may become, an alarm; with ,hard no write is answered while the oldest is older
+    #[arg(long, value_name = "SECONDS[,hard]")]
+    dirty_age_max: Option<String>,
     /// Where its marker is: a path, or the URI of an NBD export or object store
     #[arg(long, value_name = "PLACE", conflicts_with = "no_marker")]
     marker: Option<String>,
@@ -106,6 +197,7 @@ impl BackArgs {
         Ok(WriteBack {
             write: self.write.clone(),
             dirty_max: self.dirty_max.map(|size| size.0),
+            dirty_age_max: self.dirty_age_max.clone(),
             marker: self.marker.as_deref().map(from_here).transpose()?,
             no_marker: self.no_marker,
         })
@@ -123,11 +215,15 @@ fn from_here(place: &str) -> Result<String, CliError> {
     Ok(path.display().to_string())
 }
 
+/// Characters of the name of a mark in a table.
+const MOST_NAME: usize = 16;
+
 /// The columns of a status about volumes that write back, those of words first.
-pub(super) const HEAD: [&str; 10] = [
+pub(super) const HEAD: [&str; 11] = [
     "volume",
     "write-back",
     "state",
+    "mark in store",
     "dirty",
     "log held",
     "of",
@@ -137,7 +233,16 @@ pub(super) const HEAD: [&str; 10] = [
     "generation",
 ];
 /// How many of them are words.
-pub(super) const WORDS: usize = 3;
+pub(super) const WORDS: usize = 4;
+
+/// The name of a mark in a table: its first characters.
+fn mark_text(mark: &str) -> String {
+    let mut name: String = mark.chars().filter(|c| !c.is_control()).take(MOST_NAME).collect();
+    if mark.chars().nth(MOST_NAME).is_some() {
+        name.push('…');
+    }
+    name
+}
 
 /// What stands in them, if it writes back.
 pub(super) fn row(v: &VolumeStatus) -> Option<Vec<String>> {
@@ -147,11 +252,13 @@ pub(super) fn row(v: &VolumeStatus) -> Option<Vec<String>> {
         (None, 0) => "ok".to_owned(),
         (None, n) => format!("{n} failed"),
     };
+    let mark = back.stored_mark.as_deref().map_or_else(|| "–".to_owned(), mark_text);
     let or_none = |seconds: Option<f64>| seconds.map_or_else(|| "–".into(), duration);
     Some(vec![
         v.name.clone(),
         back.mode.trim_start_matches("back:").to_owned(),
         state,
+        mark,
         ByteSize(back.dirty_bytes).to_string(),
         ByteSize(back.held_bytes).to_string(),
         ByteSize(back.bound_bytes).to_string(),
@@ -191,6 +298,13 @@ mod tests {
         let error = outcome(&some).unwrap_err().to_string();
         assert!(error.contains("interrupted") && error.contains("'b', 'c'"), "{error}");
         assert!(!error.contains("'a'"), "{error}");
+    }
+
+    #[test]
+    fn a_long_name_of_a_mark_is_cut_short_in_a_table() {
+        assert_eq!(mark_text("nightly"), "nightly");
+        assert_eq!(mark_text(&"ä".repeat(40)), format!("{}…", "ä".repeat(MOST_NAME)));
+        assert_eq!(mark_text("a\u{1b}b"), "ab");
     }
 
     #[test]

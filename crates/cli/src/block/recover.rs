@@ -108,6 +108,10 @@ fn text(told: &Recovery, now: u64) -> String {
             ("lost", "at most all that was written since the marker was last clean".into())
         }
     });
+    if let Some(mark) = &told.mark {
+        let printable: String = mark.chars().filter(|c| !c.is_control()).collect();
+        rows.push(("mark", format!("'{printable}' is the last that the store is known to have")));
+    }
     if since.is_some() {
         rows.push(("lost", "at most what was written after that".to_owned()));
     }
@@ -193,6 +197,7 @@ mod tests {
             host: Some("there".into()),
             order: Some("ordered".into()),
             not_older_than: Some(1_700_000_000),
+            mark: Some("nightly".into()),
             generation: 6,
             fenced: true,
         };
@@ -214,6 +219,7 @@ mod tests {
             ],
         );
         assert!(!said(&dirty).contains("see to it"));
+        has(&dirty, &["mark 'nightly' is the last"]);
         let journaled = Recovery { order: Some("journaled".into()), ..dirty.clone() };
         has(&journaled, &["journal", "at one moment"]);
         let any = Recovery { order: Some("any".into()), fenced: false, ..dirty.clone() };

@@ -211,6 +211,9 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     vhost.check(&volumes, &later).map_err(|e| usage(&e))?;
     ublk.check(&volumes, &later).map_err(|e| usage(&e))?;
     let first_disk = workers + vhost.count();
+    // What is on its way to stores from the write log may have as much as fills.
+    let writes_back = writes.back_by_default.is_some() || !writes.back.is_empty();
+    let destage = if writes_back { args.fill_memory.0 } else { 0 };
     let config = CacheConfig {
         write: writes.mode,
         back: writes.back,
@@ -260,10 +263,10 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let connections = worker_memory * u64::from(args.threads);
     let inputs = CONNECTION_INPUT * args.connections;
     let devices = (VHOST_BUFFERS * vhost.count()) as u64;
-    let sum = stats.map_bytes + args.fill_memory.0 + connections + inputs + devices;
+    let sum = stats.map_bytes + args.fill_memory.0 + destage + connections + inputs + devices;
     info!(
         "memory: at most {} in all: {} for the map, {} for fills (--fill-memory), {} for connections (--connection-memory) and {} \
-         for what comes in by {} of them{}",
+         for what comes in by {} of them{}{}",
         ByteSize(sum),
         ByteSize(stats.map_bytes),
         args.fill_memory,
@@ -274,6 +277,11 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
             String::new()
         } else {
             format!(", {} for vhost-user", ByteSize(devices))
+        },
+        if writes_back {
+            format!(", {} for what goes from the write log to stores", ByteSize(destage))
+        } else {
+            String::new()
         },
     );
     let served = cache.clone();
@@ -365,6 +373,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     disks.stop();
     devices.stop();
     server.stop();
+    tell::dirty(&cache);
     tell::counters(&control);
     drop(page);
     drop(control);

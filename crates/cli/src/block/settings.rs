@@ -96,7 +96,8 @@ pub(crate) struct Settings {
     /// floor, it takes no more than its ceiling. May be given several times
     #[arg(long = "share", value_name = "NAME=SHARE", value_parser = share, help_heading = "Cache")]
     pub(super) shares: Vec<(String, Share)>,
-    /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached
+    /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached. What is on its way from the write log
+    /// to stores may have as much again, of all volumes together
     #[arg(long, value_name = "SIZE", default_value_t = defaults::FILL_MEMORY, help_heading = "Cache")]
     pub(super) fill_memory: ByteSize,
     /// How far is read ahead of clients that read in sequence and miss, where admission takes what they read (0: not at all)

@@ -3,13 +3,28 @@
 use larder_base::ByteSize;
 use larder_block::cache::Core;
 use larder_block::control::Control;
-use tracing::info;
+use tracing::{info, warn};
 
 /// How recording goes, where it was asked for.
 pub(super) fn record(cache: &Core) {
     if let Some(record) = cache.record_stats() {
         let ended = record.ended.unwrap_or("it goes on");
         info!("record: {} records, {}: {ended}", record.records, ByteSize(record.bytes));
+    }
+}
+
+/// What stays dirty in the cache when the daemon ends, for the log: it is not lost, and its store is not up to date.
+pub(super) fn dirty(cache: &Core) {
+    for volume in cache.volumes() {
+        let Some(back) = cache.back_status(&volume.name) else { continue };
+        if back.status.dirty > 0 {
+            warn!(
+                "volume '{name}': {} are written to this cache and not to its store; the next start goes on with them. Before \
+                 cache or store is used without the other: `larder block detach {name}` while it is served",
+                ByteSize(back.status.dirty),
+                name = volume.name,
+            );
+        }
     }
 }
 

@@ -332,7 +332,9 @@ fn inspection_text(i: &Inspection) -> String {
             if v.detached { "put aside in good order" } else { "in use when the run ended" }
                 .to_owned();
         if let Some(back) = &v.write_back {
-            let holds = if back.dirty {
+            let holds = if back.carried {
+                "PUT ASIDE WITH WHAT ITS STORE LACKS: attach it with this cache, on any host"
+            } else if back.dirty {
                 "the write log MAY HOLD WHAT ITS STORE LACKS"
             } else {
                 "its store has everything"

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use larder_base::ByteSize;
-use larder_block::cache::back::{BACK, BackConfig, MarkerAt};
+use larder_block::cache::back::{Age, BACK, BackConfig, MarkerAt};
 use larder_engine::block::WriteMode;
 use larder_engine::block::node::defaults;
 
@@ -22,7 +22,8 @@ pub(crate) struct WriteArgs {
     /// is in the cache's write log, and comes to the store later (docs/block.md, Write-back); for one volume with NAME=, else for all.
     /// ORDER is any (a lost cache may cost the file system), ordered (the store alone is always what a disk may hold after a crash:
     /// grain=flush, the default, one with a volatile cache; grain=completion, one without) or journaled (the store with the journal
-    /// beside it is always the volume at one moment). destage=async (at once), periodic:SECONDS
+    /// beside it is always the volume at one moment: at a FLUSH or mark of its clients, or with cut=marks at a mark alone; on-full=cut has it
+    /// go on elsewhere where none comes). destage=async (at once), periodic:SECONDS
     /// or none (when the log's bound is reached). May be given several times
     #[arg(long, value_name = "[NAME=]MODE", value_parser = write, default_value = defaults::WRITE.as_str(), help_heading = "Cache")]
     write: Vec<WriteSaid>,
@@ -30,6 +31,11 @@ pub(crate) struct WriteArgs {
     /// the store takes. May be given several times [default: an equal share of four fifths of the log, at most 4 GiB]
     #[arg(long, value_name = "[NAME=]SIZE", value_parser = dirty_max, help_heading = "Cache")]
     dirty_max: Vec<(Option<String>, ByteSize)>,
+    /// How old what is dirty may become, in seconds, of all volumes that write back or one of them: as this is neared it is destaged whatever
+    /// its time is, and beyond it there is an alarm. With ,hard no write is answered while the oldest is older, so that a
+    /// lost cache costs a span of at most that long. Not with destage=none. May be given several times [default: 60]
+    #[arg(long, value_name = "[NAME=]SECONDS[,hard]", value_parser = dirty_age_max, help_heading = "Cache")]
+    dirty_age_max: Vec<(Option<String>, Age)>,
     /// Where the marker of a volume is, which says whether a cache holds what the store lacks: a path, or the URI of an NBD export or
     /// object store. Needed where there is no place beside the store (block devices, NBD). May be given several times
     #[arg(long = "marker", value_name = "NAME=PLACE", value_parser = marker, help_heading = "Cache")]
@@ -69,7 +75,14 @@ impl WriteArgs {
     /// What is to be done with the volumes of `args`.
     pub(super) fn checked(&self, args: &Settings) -> Result<Writes, CliError> {
         let mut writes = self.modes(args)?;
-        self.bounds(&mut writes, args)?;
+        bounds("--dirty-max", &self.dirty_max, &mut writes, args, |back, most| {
+            back.dirty_max = most;
+            Ok(())
+        })?;
+        bounds("--dirty-age-max", &self.dirty_age_max, &mut writes, args, |back, age| {
+            back.age = age;
+            back.age().map(drop).map_err(|e| e.to_string())
+        })?;
         self.places(&mut writes, args)?;
         let backs = writes.back_by_default.is_some() || !writes.back.is_empty();
         if let Some(file) = args.recording.record.as_ref().filter(|_| backs) {
@@ -124,41 +137,6 @@ impl WriteArgs {
         Ok(writes)
     }
 
-    fn bounds(&self, writes: &mut Writes, args: &Settings) -> Result<(), CliError> {
-        let mut said = BTreeMap::new();
-        let mut of_all = None;
-        for (name, most) in &self.dirty_max {
-            let Some(name) = name else {
-                if writes.back.is_empty() && writes.back_by_default.is_none() {
-                    return Err(usage(format!(
-                        "--dirty-max {most}: no volume writes back; --write back:ordered has them do so"
-                    )));
-                }
-                if let Some(before) = of_all.replace(*most) {
-                    return Err(usage(format!(
-                        "--dirty-max {most}: --dirty-max {before} is said already of all volumes: write one, or NAME={most}"
-                    )));
-                }
-                continue;
-            };
-            let flag = format!("--dirty-max {name}={most}");
-            known(&flag, name, args)?;
-            if !writes.back.contains_key(name) {
-                return Err(usage(format!(
-                    "{flag}: volume '{name}' does not write back; --write {name}=back:ordered has it do so"
-                )));
-            }
-            once(&mut said, &flag, name, *most)?;
-        }
-        for (name, back) in &mut writes.back {
-            back.dirty_max = said.get(name).copied().or(of_all);
-        }
-        if let Some(back) = &mut writes.back_by_default {
-            back.dirty_max = of_all;
-        }
-        Ok(())
-    }
-
     fn places(&self, writes: &mut Writes, args: &Settings) -> Result<(), CliError> {
         let mut taken = BTreeMap::new();
         for (name, place) in &self.markers {
@@ -183,6 +161,53 @@ impl WriteArgs {
         }
         Ok(())
     }
+}
+
+/// What `said` says with this flag, of all volumes that write back or one of them, is set by `set`, which may say why it cannot be.
+fn bounds<T: Copy + std::fmt::Display>(
+    flag: &str,
+    said: &[(Option<String>, T)],
+    writes: &mut Writes,
+    args: &Settings,
+    set: impl Fn(&mut BackConfig, Option<T>) -> Result<(), String>,
+) -> Result<(), CliError> {
+    let mut of_one = BTreeMap::new();
+    let mut of_all = None;
+    for (name, most) in said {
+        let Some(name) = name else {
+            if writes.back.is_empty() && writes.back_by_default.is_none() {
+                return Err(usage(format!(
+                    "{flag} {most}: no volume writes back; --write back:ordered has them do so"
+                )));
+            }
+            if let Some(before) = of_all.replace(*most) {
+                return Err(usage(format!(
+                    "{flag} {most}: {flag} {before} is said already of all volumes: write one, or NAME={most}"
+                )));
+            }
+            continue;
+        };
+        let flag = format!("{flag} {name}={most}");
+        known(&flag, name, args)?;
+        if !writes.back.contains_key(name) {
+            return Err(usage(format!(
+                "{flag}: volume '{name}' does not write back; --write {name}=back:ordered has it do so"
+            )));
+        }
+        once(&mut of_one, &flag, name, *most)?;
+    }
+    let wrong = |most: Option<T>, of: &str, why: String| {
+        let most = most.map_or_else(String::new, |most| format!(" {most}"));
+        usage(format!("{flag}{most}: {of}{why}"))
+    };
+    for (name, back) in &mut writes.back {
+        let most = of_one.get(name).copied().or(of_all);
+        set(back, most).map_err(|why| wrong(most, &format!("volume '{name}': "), why))?;
+    }
+    if let Some(back) = &mut writes.back_by_default {
+        set(back, of_all).map_err(|why| wrong(of_all, "", why))?;
+    }
+    Ok(())
 }
 
 /// Whether a volume has that name.
@@ -224,6 +249,14 @@ fn write(text: &str) -> Result<WriteSaid, String> {
         )),
         (Err(e), _) => Err(format!("{e}, back:any, back:ordered or back:journaled")),
     }
+}
+
+fn dirty_age_max(text: &str) -> Result<(Option<String>, Age), String> {
+    let (name, age) = match text.split_once('=') {
+        Some((name, age)) => (Some(name.to_owned()), age),
+        None => (None, text),
+    };
+    Ok((name, age.parse().map_err(|e: larder_block::cache::back::NotBack| e.to_string())?))
 }
 
 fn dirty_max(text: &str) -> Result<(Option<String>, ByteSize), String> {

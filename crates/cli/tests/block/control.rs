@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::daemon::ask::{ask, counter, fits_a_terminal, json, settle, status_when};
 use crate::daemon::{Daemon, larder, prepare, read, session, session_of, write};
@@ -156,8 +156,11 @@ fn comes_and_goes(placement: &str) {
     assert!(line.contains("--disconnect"), "{line}");
     second.kill().unwrap();
     second.wait().unwrap();
+    let asked = Instant::now();
     let (code, _, error) = ask(dir, &["detach", "more", "--disconnect"]);
     assert!(code == 1 && error.contains("was detached meanwhile"), "{error}");
+    // Whoever waits here has nothing that the other waits for.
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
     let first = first.wait_with_output().unwrap();
     let gone: Value = serde_json::from_slice(&first.stdout).unwrap();
     assert_eq!((first.status.code(), &gone["durable"]), (Some(0), &Value::Bool(true)));

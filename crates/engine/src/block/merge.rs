@@ -405,6 +405,40 @@ mod tests {
         assert!(bench.shard.is_idle());
     }
 
+    /// A store copies a sector into the reply while another thread changes it: the client would get half of each.
+    #[test]
+    fn a_change_waits_for_a_read_of_its_bytes_that_brings_no_line() {
+        let mut bench = Bench::new(10);
+        let line = LineId(1).0 * LINE;
+        let part = Part {
+            op: OpId(2),
+            kind: PartKind::Read,
+            at: line,
+            len: 1024,
+            verdict: Verdict::Reject,
+        };
+        bench.shard.submit(NOW, part, &mut bench.fx);
+        let [Asked::Read(read)] = bench.asked()[..] else { panic!("no read") };
+        // Beside it, not behind.
+        bench.write(3, line + 1024, 512);
+        let [Asked::Change(beside, OpId(3))] = bench.asked()[..] else { panic!("no change") };
+        bench.changed(beside, true);
+        bench.asked();
+        bench.write(4, line + 512, 512);
+        assert_eq!(bench.asked(), []);
+        // A whole range too.
+        bench.shard.lock_range(NOW, OpId(5), LineId(1), LineId(1), &mut bench.fx);
+        assert_eq!(bench.asked(), []);
+        bench.shard.backing_read(NOW, read, Ok(()), &mut bench.fx);
+        let asked = bench.asked();
+        let [Asked::Done(OpId(2), true, _), Asked::Change(change, OpId(4))] = asked[..] else {
+            panic!("{asked:?}");
+        };
+        bench.changed(change, true);
+        let asked = bench.asked();
+        assert!(asked.contains(&Asked::Done(OpId(5), true, false)), "{asked:?}");
+    }
+
     #[test]
     fn a_region_is_not_quiet_while_a_line_is_updated_behind_a_reply() {
         let mut bench = Bench::new(10);

@@ -38,6 +38,8 @@ faults! {
     QuietBehindReply,
     /// Changes do not wait for fetches and fills of their lines.
     ChangeIgnoresFill,
+    /// A change does not wait for reads of its bytes that bring no line.
+    ChangeIgnoresRead,
     /// Lines with something under way are evicted.
     BusyEvicted,
     /// Checksums are not compared.

@@ -236,7 +236,8 @@ impl BlockShard {
         fx.backing_read(io, at, len, part.op);
     }
 
-    /// Brings just the bytes that are wanted, for this part alone.
+    /// Brings just the bytes that are wanted, for this part alone. A change of any of them waits for it: a store may copy a
+    /// sector into the reply while it is changed, and no disk returns half of one write and half of another.
     pub(super) fn fetch_exactly(
         &mut self,
         active: u32,
@@ -255,6 +256,7 @@ impl BlockShard {
             wants: vec![want],
             refs: 0,
         }));
+        self.group(group).fetches.push(io);
         let op = self.actives.get(active).map(|a| a.part.op).unwrap_or_default();
         fx.backing_read(io, at, len, op);
     }
@@ -352,12 +354,10 @@ impl BlockShard {
         if failed {
             self.stats.backing_errors += 1;
         }
-        if whole != 0 {
-            let entry = self.group(group);
-            entry.fetching &= !whole;
-            entry.fetches.retain(|&f| f != io);
-            self.fills -= whole.count_ones();
-        }
+        let entry = self.group(group);
+        entry.fetching &= !whole;
+        entry.fetches.retain(|&f| f != io);
+        self.fills -= whole.count_ones();
         for want in &wants {
             let Some(part) = self.actives.get(want.active).map(|a| a.part) else { continue };
             if !failed && part.kind == PartKind::Read {

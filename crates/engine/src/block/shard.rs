@@ -3,7 +3,7 @@
 //! # What must never happen, and what keeps it from happening
 //!
 //! **A read returns something older than the last acknowledged write.** Reads and changes of one line exclude each
-//! other, and so do changes that share bytes (not those that only share a line: see `merge.rs`), and changes and fills: a change waits for the fetches, fills and reads of its lines that are under way
+//! other, and so do changes that share bytes (not those that only share a line: see `merge.rs`), and changes and fills: a change waits for the fetches, fills and reads of its lines that are under way, and for what the backing store is read of its bytes
 //! (a fill that has not begun to write is given up instead), and everything else waits for the change. The lines of a
 //! change are taken out of the map before it reaches the backing store, and put back, if at all, when both copies are
 //! written. So a kill at any moment leaves no line in the map whose two copies may differ.
@@ -226,6 +226,7 @@ pub(super) struct Group {
 impl Group {
     fn is_idle(&self) -> bool {
         self.waiting.is_empty()
+            && self.fetches.is_empty()
             && self.fetching | self.filling | self.moving | self.changing == 0
             && self.reading.iter().all(|&n| n == 0)
     }
@@ -478,6 +479,19 @@ impl BlockShard {
             fetching &= !self.fetched_ahead(group);
         }
         (fetching | group.filling & !given_up | group.reads()) & mask != 0
+            || self.is_fetched_exactly(group, part)
+    }
+
+    /// Whether bytes of `part` are being read from the backing store for one client alone.
+    fn is_fetched_exactly(&self, group: &Group, part: &Part) -> bool {
+        let end = part.at + u64::from(part.len);
+        !self.planted(Planted::ChangeIgnoresRead)
+            && group.fetches.iter().any(|io| match self.ios.get(io.0) {
+                Some(&Io::Fetch { whole: 0, at, len, .. }) => {
+                    at < end && part.at < at + u64::from(len)
+                }
+                _ => false,
+            })
     }
 
     /// Whether two changes may not run at the same time: which of them the backing store has last must be the one that flash

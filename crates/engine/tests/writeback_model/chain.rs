@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use larder_base::Rng;
 use larder_engine::block::writeback::recovery::{Entry, Recovered, Scanned, recover};
-use larder_engine::block::writeback::segments::{Config, Oldest, Placed, Purpose, Segments};
+use larder_engine::block::writeback::segments::{Config, Oldest, Placed, Purpose, Segments, Size};
 use larder_engine::block::writeback::{Fault, Planted};
 use larder_format::block::write_log::{Flags, Frontier, Kind, Link, Record, VolumeFrontier, chain};
 
@@ -13,6 +13,8 @@ const SEGMENTS: u32 = 7;
 const BATCHES: u32 = 3;
 const VOLUMES: usize = 2;
 const BLOCKS: u64 = 3;
+/// A batch is one place of a segment.
+const ONE: Size = Size { bytes: 1, footer: 0 };
 
 /// A volume: what its log should hold, and its store.
 #[derive(Default)]
@@ -130,7 +132,7 @@ impl Chain {
     /// Writes a batch: `records` are volume, sequence and block.
     fn append(&mut self, purpose: Purpose, records: &[(usize, u64, u64)], front: bool) -> bool {
         let n = records.len() as u32;
-        let Some(placed) = self.segments.place(purpose, 1, 1, n) else { return false };
+        let Some(placed) = self.segments.place(purpose, ONE, ONE, n) else { return false };
         let frontier = (front || placed.opens).then(|| self.frontier());
         if let Some(frontier) = &frontier {
             let Frontier { oldest_generation: generation, oldest_batch: batch, .. } = *frontier;
@@ -160,6 +162,7 @@ impl Chain {
                 parked: 0,
                 segment: placed.segment,
                 end: placed.at + 1,
+                footer: 0,
                 entries,
                 frontier,
             },
@@ -316,7 +319,7 @@ impl Chain {
                 continue;
             }
             for two in sequences.chunks(2) {
-                let Some(placed) = self.segments.park(attachment, 1, two.len() as u32) else {
+                let Some(placed) = self.segments.park(attachment, ONE, two.len() as u32) else {
                     return;
                 };
                 let entries = two.iter().map(|&sequence| {
@@ -345,6 +348,7 @@ impl Chain {
                     parked: attachment,
                     segment: placed.segment,
                     end: placed.at + 1,
+                    footer: 0,
                     entries,
                     frontier: None,
                 };
@@ -564,5 +568,5 @@ impl Chain {
 }
 
 fn config() -> Config {
-    Config { segments: SEGMENTS, room: BATCHES, reserve: 2 }
+    Config { segments: SEGMENTS, room: BATCHES, footer: (0, 1), reserve: 2 }
 }

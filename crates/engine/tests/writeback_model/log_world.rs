@@ -24,6 +24,7 @@ use larder_engine::block::writeback::log::{
     Asked, Asks, Config, Found, Kept, Lies, Parks, Piece, Said, Sums, ToWrite, WriteLog,
 };
 use larder_engine::block::writeback::overlay::{Dirty, Holds};
+use larder_engine::block::writeback::throttle::Age;
 use larder_engine::block::writeback::volume_log::{Kind, Order};
 use larder_format::Uuid;
 use larder_format::block::write_log::{SegmentGeometry, pieces};
@@ -72,6 +73,8 @@ struct Write {
     /// When it was issued, and answered; and when somebody knew that it is done: its client, or who saw it.
     issued: u64,
     answered: u64,
+    /// The time of that.
+    at: Option<Nanos>,
     done: u64,
     /// When the last FLUSH was issued that had been answered when this was.
     level: u64,
@@ -111,6 +114,7 @@ struct Volume {
     letter: char,
     destage: destager::Config,
     bound: u64,
+    age: Option<Age>,
     store: Store,
     /// Numbers of the writes, by sequence.
     log: Vec<u64>,
@@ -130,6 +134,8 @@ struct Volume {
     view: Option<Vec<u64>>,
     /// It writes through.
     over: bool,
+    /// It is put aside, or is about to be: clients ask nothing of it.
+    aside: bool,
 }
 
 pub(super) struct World {
@@ -146,6 +152,8 @@ pub(super) struct World {
     writes: Vec<Write>,
     ops: BTreeMap<OpId, Op>,
     next_op: u64,
+    /// Marks that somebody waits for: volume, number, and what the log calls it.
+    marks: Vec<(usize, u64, u64)>,
     ios: Vec<Io>,
     /// The store of this volume does not answer.
     stuck: Option<usize>,
@@ -155,8 +163,12 @@ pub(super) struct World {
     failing: bool,
     /// It may do so in this history.
     may_fail: bool,
+    /// Volumes are put aside with what is dirty, and taken up.
+    carries: bool,
     /// While a start goes on, of each volume how much of its log it has found.
     starting: Option<Vec<u64>>,
+    /// Segments of which starts have read the footer.
+    pub(super) sealed: u64,
 }
 
 impl World {
@@ -167,8 +179,9 @@ impl World {
         let geometry = SegmentGeometry::new(segment, sector).unwrap();
         let segments = if rng.chance(0.5) { 8 } else { rng.range(9, 16) as u32 };
         let depth = rng.range(1, 4) as u32;
-        let config =
-            Config { cache: CACHE, run: 1, at: AT, geometry, segments, depth, wall: 1 << 60 };
+        let memory = if rng.chance(0.5) { 64 << 20 } else { rng.range(1, 40_000) };
+        let (cache, run, at, wall) = (CACHE, 1, AT, 1 << 60);
+        let config = Config { cache, run, at, geometry, segments, depth, memory, wall };
         let bytes = AT as usize + (segments * segment) as usize;
         let area = u64::from(segments * segment);
         let failures = [0, 0, 10, 40][rng.below(4) as usize];
@@ -180,6 +193,7 @@ impl World {
             fua: false,
             issued: 0,
             answered: 0,
+            at: None,
             done: 0,
             level: 0,
             sequence: 0,
@@ -196,12 +210,15 @@ impl World {
             writes: vec![none],
             ops: BTreeMap::new(),
             next_op: 0,
+            marks: Vec::new(),
             ios: Vec::new(),
             stuck: None,
             failures,
             failing: false,
             may_fail,
+            carries: seed % 4 == 3,
             starting: None,
+            sealed: 0,
         };
         world.plant();
         for v in 0..world.volumes.len() {
@@ -250,6 +267,7 @@ impl World {
         for (op, _) in asks.through {
             self.through(op)?;
         }
+        self.hear_marks()?;
         self.check_held()
     }
 
@@ -355,7 +373,7 @@ impl World {
                     format!("v{volume}: store has {from}..{to} of {}: {done}", dirty.sequence)
                 });
                 let attachment = self.volumes[volume].attachment;
-                self.log.stored(now, attachment, outcome, &mut out, &mut asks);
+                self.log.stored(now, attachment, (dirty.memory(), outcome), &mut out, &mut asks);
                 volume
             }
             Io::FlushStore(volume) => {
@@ -407,7 +425,8 @@ impl World {
             }
             match self.rng.below(1_000) {
                 0..360 if !self.log.is_started() => {}
-                0..250 => self.issue()?,
+                0..240 => self.issue()?,
+                240..250 => self.mark()?,
                 250..300 => self.flush()?,
                 300..360 => self.read()?,
                 360..385 => self.refresh(),
@@ -422,8 +441,13 @@ impl World {
                                 }
                                 _ => false,
                             };
-                        // Reads take their time.
-                        let slow = matches!(self.ios[which], Io::Read(_)) && !self.rng.chance(0.05);
+                        // Reads take their time, and so do footers.
+                        let slow = match &self.ios[which] {
+                            Io::Read(_) => true,
+                            Io::Write { write, .. } => write.number >> 62 == 1,
+                            _ => false,
+                        };
+                        let slow = slow && !self.rng.chance(0.05);
                         if !stuck && !slow {
                             self.end(which)?;
                         }
@@ -439,6 +463,10 @@ impl World {
                 970..985 => self.lose_cache()?,
                 985..990 => self.restart(false)?,
                 990..995 => self.restart(true)?,
+                _ if self.carries => {
+                    let v = self.rng.below(self.volumes.len() as u64) as usize;
+                    self.changes_side(v)?;
+                }
                 _ => {}
             }
             if self.log.wakes(self.now).is_some_and(|at| at <= self.now) && self.rng.chance(0.5) {
@@ -466,8 +494,18 @@ impl World {
         }
         self.says(|| "no more failures".to_owned());
         self.quiet()?;
+        // One that is put aside may have all the room that others wait for.
+        for v in 0..self.volumes.len() {
+            if self.volumes[v].aside {
+                self.changes_side(v)?;
+            }
+        }
+        self.quiet()?;
         if !self.log.is_started() {
             return Err(format!("a start does not come to its end: {:?}", self.log));
+        }
+        if !self.marks.is_empty() {
+            return Err(format!("marks {:?} are not durable: {:?}", self.marks, self.log));
         }
         if !self.ops.is_empty() {
             let why =
@@ -497,6 +535,33 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A volume is put aside with what is dirty; or taken up, if it is; or stays after all.
+    fn changes_side(&mut self, v: usize) -> Checked {
+        let mut asks = Asks::default();
+        let attachment = self.volumes[v].attachment;
+        let aside = &mut self.volumes[v].aside;
+        *aside = !*aside;
+        if *aside {
+            self.log.put_aside(attachment);
+            self.says(|| format!("v{v}: put aside"));
+        } else if self.log.closed().is_none()
+            && self.log.is_settled(attachment)
+            && self.log.is_durable(attachment)
+        {
+            let frontier = self.log.status(self.now, attachment).map_or(0, |s| s.positions[0]);
+            let attach = self.attach_of(v, frontier);
+            self.log.take_up(self.now, attach, &mut asks);
+            self.says(|| format!("v{v}: taken up from {frontier} on"));
+        } else {
+            self.log.resume(attachment, &mut asks);
+            self.says(|| format!("v{v}: stays"));
+        }
+        // What was answered meanwhile, nobody waited for.
+        let held = self.log.status(self.now, attachment).map_or(0, |s| s.held.0);
+        self.volumes[v].may_hold = self.volumes[v].may_hold.max(held);
+        self.carry(asks)
     }
 
     /// Goes on until nothing is under way and nothing is due.
@@ -536,12 +601,17 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
     };
     let most = [4 << 10, 32 << 10, 1 << 20][rng.below(3) as usize];
     let destage = destager::Config { order, pace, most, depth: rng.range(1, 4) as u32 };
+    let age = (pace != Pace::AtBound && rng.chance(0.6)).then(|| Age {
+        most: Nanos::from_millis([1, 10, 50, 500][rng.below(4) as usize]),
+        hard: rng.chance(0.6),
+    });
     let bound = [24 << 10, 64 << 10, area / 3, area][rng.below(4) as usize];
     Volume {
         attachment: i as u32 + 1,
         letter,
         destage,
         bound,
+        age,
         store: Store::new(rng.range(24, 96)),
         said: None,
         slots: BTreeMap::new(),
@@ -552,6 +622,7 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         level: 0,
         marker: 0,
         may_hold: bound,
+        aside: false,
     }
 }
 

@@ -1,15 +1,18 @@
-//! The marker beside a store, the cache's superblock and a copy of it: every state that attach, detach, carrying, taking up, epochs, recovering
-//! and somebody without Larder can bring about, with a crash behind each step. It follows `marker_states` and `setback_states` of
+//! The marker beside a store, the cache's superblock and a copy of it: every state that attach, detach, carrying, taking up, changing over, epochs,
+//! recovering and somebody without Larder can bring about, with a crash behind each step, and with a marker that cannot be written, or seems so.
+//! Which step comes next says the machine that hosts use. It follows `marker_states` and `setback_states` of
 //! `models/write_back.py`. Versions stand for data: each answered write makes the next.
 
 use std::collections::BTreeSet;
 
 use larder_engine::block::writeback::Fault;
+use larder_engine::block::writeback::holder::{Comer, Held, Holder, Refused};
 use larder_engine::block::writeback::marker::{
-    Cache, Holds, Mark, Marker, Read, Step, Verdict, Why, attach, carry, detach, judge, recover,
-    take_up,
+    Cache, Holds, Mark, Marker, Read, Step, Verdict, Why, judge, recover,
 };
 use larder_format::Uuid;
+use larder_format::block::marker::Order;
+use larder_format::block::superblock::{HoldsState, WrittenBack};
 
 const MINE: Uuid = Uuid([1; 16]);
 const OTHER: Uuid = Uuid([2; 16]);
@@ -75,19 +78,53 @@ impl State {
         Cache { uuid: MINE, run: self.run, holds: self.holds, known: self.known }
     }
 
-    /// A step; `anew`: what the cache held of the volume is void.
-    fn step(&mut self, step: Step, anew: bool) {
+    /// The superblock's entry of the volume.
+    fn entry(&self) -> WrittenBack {
+        let (holds, generation) = match self.holds {
+            Holds::Nothing => (HoldsState::Nothing, 0),
+            Holds::Clean(g) => (HoldsState::Clean, g),
+            Holds::Open(g) => (HoldsState::Open, g),
+            Holds::TakingUp(g) => (HoldsState::TakingUp, g),
+            Holds::Carried(g) => (HoldsState::Carried, g),
+        };
+        let (volume, order) = (Uuid([3; 16]), Order::Journaled);
+        let marker = self.known;
+        WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, order }
+    }
+
+    fn comes(&self, served: bool, fault: Fault) -> Holder {
+        let comer = Comer {
+            cache: MINE,
+            run: self.run,
+            record: Some(self.entry()).filter(|entry| entry.holds != HoldsState::Nothing),
+            logged: None,
+            order: Some(Order::Journaled),
+            marked: true,
+            served,
+            drains: false,
+            fresh: Uuid([3; 16]),
+        };
+        Holder::comes(comer, fault)
+    }
+
+    fn held(&self) -> Held {
+        let (entry, number) = (self.entry(), self.number);
+        Held { cache: MINE, entry, number, marked: true, frontier: 0 }
+    }
+
+    fn step(&mut self, step: Step) {
         match step {
-            Step::Destage => self.store = self.store.max(self.version.unwrap_or(0)),
-            Step::FlushLog | Step::FlushStore => {}
-            Step::Replay => {
-                if let Some((_, version)) = self.journal.take() {
+            Step::Destage | Step::DestageMost => {
+                self.store = self.store.max(self.version.unwrap_or(0));
+            }
+            Step::Replay(of) => {
+                if let Some((_, version)) = self.journal.take_if(|(by, _)| *by == of) {
                     self.store = version;
                 }
             }
             Step::Holds(holds) => {
                 self.holds = holds;
-                if anew || matches!(holds, Holds::Clean(_)) {
+                if matches!(holds, Holds::Clean(_)) {
                     self.version = None;
                 }
             }
@@ -99,8 +136,48 @@ impl State {
                 self.newest += 1;
                 self.version = Some(self.newest);
             }
+            // What is written from here on the store has.
+            Step::Through => {
+                self.newest += 1;
+                self.store = self.newest;
+            }
             Step::EmptyJournal => self.journal = None,
+            Step::Read
+            | Step::Hold
+            | Step::Release
+            | Step::DropLines
+            | Step::Settle
+            | Step::FlushLog
+            | Step::FlushStore
+            | Step::Aside
+            | Step::Resume
+            | Step::CloseLog => {}
         }
+    }
+
+    /// What the machine asks for is done, and it is told.
+    fn carry_out(&mut self, holder: &mut Holder, step: Step) -> Result<(), Refused> {
+        // What the log had before is void.
+        if let Step::Holds(holds) = step {
+            let mut entry = holder.entry(holds);
+            self.step(step);
+            if entry.attachment == 0 {
+                (self.version, entry.attachment) = (None, 1);
+            }
+            self.known = entry.marker;
+            holder.recorded(entry);
+            return Ok(());
+        }
+        // A log that has failed takes no writes.
+        if step != Step::Answer || !holder.drains() {
+            self.step(step);
+        }
+        match step {
+            Step::Read => holder.read(self.read(), None)?,
+            Step::Replay(_) => holder.replayed(None),
+            _ => holder.done(),
+        }
+        Ok(())
     }
 }
 
@@ -110,11 +187,37 @@ struct Walk {
 }
 
 impl Walk {
-    fn go(&mut self, from: &State, how: &[String], name: &str, steps: &[Step], anew: bool) {
-        let mut state = from.clone();
-        for (i, &step) in steps.iter().enumerate() {
-            state.step(step, anew && matches!(step, Step::Holds(_)));
-            self.push(state.clone(), how, format!("{name}.{}", i + 1));
+    /// Whatever can come of an operation: a crash behind each step, and markers that cannot be written, or are though nobody hears of it.
+    fn go(&mut self, from: &State, how: &[String], name: &str, holder: Holder) {
+        let mut all = vec![(from.clone(), holder, name.to_owned())];
+        while let Some((mut state, mut holder, name)) = all.pop() {
+            let mut i = 0;
+            while let Some(step) = holder.next() {
+                i += 1;
+                if let Step::Mark(..) = step
+                    && !holder.has_failed()
+                {
+                    for written in [false, true] {
+                        let (mut state, mut holder) = (state.clone(), holder.clone());
+                        if written {
+                            state.step(step);
+                        }
+                        holder.failed();
+                        let name =
+                            format!("{name}.{i} {}", if written { "unheard" } else { "fails" });
+                        all.push((state, holder, name));
+                    }
+                }
+                if state.carry_out(&mut holder, step).is_err() {
+                    break;
+                }
+                self.push(state.clone(), how, format!("{name}.{i}"));
+            }
+            // A volume that stays after all is written again.
+            if holder.has_failed() && matches!(state.holds, Holds::Open(_)) {
+                state.step(Step::Answer);
+                self.push(state, how, format!("{name}, and goes on"));
+            }
         }
     }
 
@@ -131,7 +234,7 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
     let mut seen = BTreeSet::new();
     while let Some((state, how)) = walk.todo.pop() {
         // Numbers and runs are the other walk's.
-        let state = State { number: 0, marked_by: 0, ..state };
+        let state = State { number: 0, marked_by: 0, known: 0, ..state };
         if state.newest > 3 || state.generation > 4 || !seen.insert(state.clone()) {
             continue;
         }
@@ -146,45 +249,79 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
                 if state.version.unwrap_or(state.store) < state.newest {
                     return broken("serves an image that lacks acknowledged writes");
                 }
-                if state.mark == Mark::Dirty(MINE) {
-                    if state.journal.is_some_and(|(of, _)| of == g) {
-                        walk.go(&state, &how, "replay", &[Step::Replay], false);
-                    }
-                    let drains = detach(g, fault).first() == Some(&Step::Destage);
+                walk.go(&state, &how, "start", state.comes(false, fault));
+                if state.mark == Mark::Dirty(MINE) && matches!(state.holds, Holds::Open(_)) {
+                    let mut closing = state.clone();
+                    closing.step(Step::Mark(Mark::Closing(MINE), g));
+                    walk.push(closing, &how, "the log fails".to_owned());
+                }
+                if state.mark == Mark::Dirty(MINE) && matches!(state.holds, Holds::Open(_)) {
+                    // It is up, and goes.
+                    let drains = Holder::goes(state.held(), fault).next() == Some(Step::Destage);
                     if state.journal.is_none() || !drains {
-                        walk.go(&state, &how, "detach", &detach(g, fault), false);
+                        walk.go(&state, &how, "detach", Holder::goes(state.held(), fault));
+                        let through = Holder::goes_through(state.held(), fault);
+                        walk.go(&state, &how, "through", through);
                     }
                     if let Some(version) = state.version.filter(|v| *v > state.store)
                         && state.journal.is_none()
                     {
                         let committed = State { journal: Some((g, version)), ..state.clone() };
                         walk.push(committed.clone(), &how, "epoch.1".to_owned());
-                        walk.go(&committed, &how, "epoch.2", &[Step::Replay], false);
+                        let mut applied = committed;
+                        applied.step(Step::Replay(g));
+                        walk.push(applied, &how, "epoch.2".to_owned());
                     }
-                    walk.go(&state, &how, "carry", &carry(MINE, g), false);
+                    walk.go(&state, &how, "carry", Holder::carried(state.held(), fault));
                 }
             }
-            Verdict::TakeUp { generation } => {
-                walk.go(&state, &how, "take", &take_up(MINE, generation, fault), false);
+            Verdict::Drain => {
+                if state.version.unwrap_or(0).max(state.store) < state.newest {
+                    return broken("drains what lacks acknowledged writes");
+                }
+                let mut planned = state.comes(false, fault);
+                let _ = state.clone().carry_out(&mut planned, Step::Read);
+                if planned.next() != Some(Step::DropLines) {
+                    return broken("believes lines of a log that has failed");
+                }
+                walk.go(&state, &how, "start", state.comes(false, fault));
+                // It is up, and all that is dirty comes to the store, and the marker says so.
+                let mut drained = state.clone();
+                if state.journal.is_none() {
+                    drained.step(Step::Destage);
+                    walk.push(drained.clone(), &how, "drained".to_owned());
+                    for (mark, name) in [(Mark::Closed(MINE), "closed"), (Mark::Clean, "clean")] {
+                        drained.step(Step::Mark(mark, g));
+                        walk.push(drained.clone(), &how, name.to_owned());
+                    }
+                }
+            }
+            Verdict::TakeUp { .. } => {
+                walk.go(&state, &how, "take", state.comes(false, fault));
                 if let (Holds::Carried(of), None) = (state.holds, state.copy) {
                     let copied = State { copy: Some((of, state.version)), ..state.clone() };
                     walk.push(copied, &how, "copy".to_owned());
                 }
             }
-            Verdict::Tidy => walk.go(&state, &how, "tidy", &[Step::Mark(Mark::Clean, g)], false),
-            Verdict::Attach { generation, .. } => {
-                walk.go(&state, &how, "attach", &attach(MINE, generation, fault), true);
+            Verdict::Tidy => walk.go(&state, &how, "tidy", state.comes(false, fault)),
+            Verdict::Attach { .. } => {
+                if state.store < state.newest {
+                    return broken("serves a store that lacks acknowledged writes");
+                }
+                walk.go(&state, &how, "attach", state.comes(false, fault));
+                walk.go(&state, &how, "back", state.comes(true, fault));
             }
             Verdict::Refuse(Why::Lost) => {
                 return broken("this cache is named and does not hold what the marker speaks of");
             }
-            Verdict::Drain | Verdict::Wait | Verdict::Refuse(_) => {
+            Verdict::Wait | Verdict::Refuse(_) => {
                 return broken("nothing of the kind was done");
             }
         }
         if let Some((of, version)) = state.copy {
             let copy = Cache { holds: Holds::Carried(of), ..state.cache() };
-            let serves = judge(state.read(), &copy, fault) == Verdict::GoOn;
+            let serves =
+                matches!(judge(state.read(), &copy, fault), Verdict::GoOn | Verdict::Drain);
             if serves && version.unwrap_or(0).max(state.store) < state.newest {
                 return broken("a copy of the cache serves old data");
             }
@@ -211,7 +348,7 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
             }
             let mut given_up = state.clone();
             for (i, step) in recover(g).into_iter().enumerate() {
-                given_up.step(step, false);
+                given_up.step(step);
                 if given_up.mark == Mark::Clean {
                     given_up.newest = given_up.store;
                 }
@@ -235,12 +372,13 @@ pub(super) fn set_back(fault: Fault) -> Result<usize, String> {
         let broken = |what: &str| Err(format!("{what}: {how:?}"));
         let (g, mut now) = (state.generation, state.clone());
         if state.up {
-            now.step(Step::Answer, false);
+            now.step(Step::Answer);
             walk.push(now, &how, "write".to_owned());
             walk.push(State { up: false, ..state.clone() }, &how, "kill".to_owned());
             let mut now = State { up: false, ..state.clone() };
-            for step in detach(g, fault) {
-                now.step(step, false);
+            let mut holder = Holder::goes(now.held(), fault);
+            while let Some(step) = holder.next().filter(|step| *step != Step::Through) {
+                let _ = now.carry_out(&mut holder, step);
                 walk.push(now.clone(), &how, format!("detach: {step:?}"));
             }
             now.known = now.number;
@@ -280,34 +418,22 @@ pub(super) fn set_back(fault: Fault) -> Result<usize, String> {
             Verdict::Refuse(Why::SetBack) if !state.back => {
                 return broken("refused, and nobody put anything back");
             }
-            Verdict::Attach { generation, .. } => {
-                if state.store < state.newest {
-                    return broken("serves a store that lacks acknowledged writes");
-                }
-                walk.push(now.clone(), &how, "attach.1".to_owned());
-                now.step(Step::Holds(Holds::Open(generation)), true);
-                walk.push(now.clone(), &how, "attach.2".to_owned());
-                now.step(Step::Mark(Mark::Dirty(MINE), generation), false);
-                walk.push(now.clone(), &how, "attach.3".to_owned());
-                now.known = now.number;
-                walk.push(now.clone(), &how, "attach.4".to_owned());
-                walk.push(State { up: true, ..now }, &how, "attach".to_owned());
+            Verdict::Attach { .. } if state.store < state.newest => {
+                return broken("serves a store that lacks acknowledged writes");
             }
-            Verdict::GoOn => {
-                if state.version.unwrap_or(0).max(state.store) < state.newest {
-                    return broken("serves an image that lacks acknowledged writes");
+            Verdict::GoOn if state.version.unwrap_or(0).max(state.store) < state.newest => {
+                return broken("serves an image that lacks acknowledged writes");
+            }
+            Verdict::Attach { .. } | Verdict::GoOn | Verdict::Tidy => {
+                let mut holder = state.comes(false, fault);
+                walk.push(now.clone(), &how, "run".to_owned());
+                while let Some(step) = holder.next().filter(|step| *step != Step::Answer) {
+                    let _ = now.carry_out(&mut holder, step);
+                    walk.push(now.clone(), &how, format!("start: {step:?}"));
                 }
-                walk.push(now.clone(), &how, "start.1".to_owned());
-                now.step(Step::Mark(Mark::Dirty(MINE), g), false);
-                walk.push(now.clone(), &how, "start.2".to_owned());
+                // What the log notes of the marker is durable with the first batch.
                 now.known = now.number;
                 walk.push(State { up: true, ..now }, &how, "start".to_owned());
-            }
-            Verdict::Tidy => {
-                now.step(Step::Mark(Mark::Clean, g), false);
-                walk.push(now.clone(), &how, "tidy.1".to_owned());
-                now.known = now.number;
-                walk.push(now, &how, "tidy".to_owned());
             }
             // The operator decides.
             _ => {}

@@ -19,11 +19,12 @@ const SECTORS: u64 = 6;
 /// Bytes of the log that stand for one write, so that an address tells which.
 const WRITE: u64 = 16;
 
-pub(super) const ORDERS: [(&str, Order, char); 4] = [
+pub(super) const ORDERS: [(&str, Order, char); 5] = [
     ("any", Order::Any, 'a'),
     ("ordered, completion", Order::Ordered(Grain::Completion), 'c'),
     ("ordered, flush", Order::Ordered(Grain::Flush), 'f'),
     ("journaled", Order::Journaled(Cuts::Flushes), 'j'),
+    ("journaled, marks", Order::Journaled(Cuts::Marks), 'k'),
 ];
 
 /// A device that keeps what was flushed; a crash leaves each block as it was or as any write since left it.
@@ -204,6 +205,10 @@ impl World {
         matches!(self.order, Order::Journaled(_))
     }
 
+    fn by_marks(&self) -> bool {
+        self.order == Order::Journaled(Cuts::Marks)
+    }
+
     fn by_completion(&self) -> bool {
         self.order == Order::Ordered(Grain::Completion)
     }
@@ -255,9 +260,8 @@ impl World {
         let Some(mut write) = free.and_then(|i| self.waiting.remove(i)) else { return };
         let number = self.log.len() as u64 + 1;
         let (at, len) = (write.range.start, write.range.end - write.range.start);
-        let logged =
-            Logged { at, len, kind: Kind::Write, batch: number, place: number * WRITE, room: 1 };
-        let (sequence, dependency) = self.records.assign(logged, &mut self.overlay);
+        let logged = Logged { at, len, kind: Kind::Write, batch: number, place: number * WRITE };
+        let (sequence, dependency) = self.records.assign(logged, None, &mut self.overlay);
         write.dependency = dependency;
         assert_eq!(sequence, number);
         self.log.push(write);
@@ -284,7 +288,19 @@ impl World {
         }
     }
 
+    /// An application names a consistency point.
+    fn mark(&mut self) {
+        let position = self.records.acknowledged();
+        if self.by_marks() {
+            self.cuts.insert(position);
+        }
+        self.records.mark(position);
+    }
+
     fn flush(&mut self) {
+        if self.by_marks() {
+            return self.mark();
+        }
         self.flushes.push(self.records.acknowledged());
     }
 
@@ -302,7 +318,9 @@ impl World {
         for position in done {
             self.records.promise(position);
             self.promised = self.promised.max(position);
-            self.cuts.insert(position);
+            if !self.by_marks() {
+                self.cuts.insert(position);
+            }
             if !self.by_completion() {
                 self.known.extend(1..=position);
             }
@@ -339,7 +357,7 @@ impl World {
         self.now.0 += 10_000_000;
         let mut asked = Asked::default();
         // Nobody flushes: an epoch may end anywhere.
-        let pressed = self.records.last() - self.records.frontier() > 6;
+        let pressed = self.records.last() - self.records.frontier() > 6 && !self.by_marks();
         if self.ios.is_empty() {
             let durable = self.reached(2);
             self.destager.step(&self.records, self.now, durable, (false, pressed), &mut asked);
@@ -479,14 +497,8 @@ impl World {
         for number in self.noted + 1..=n {
             let Write { range, dependency, .. } = &self.log[number as usize - 1];
             let (at, len) = (range.start, range.end - range.start);
-            let logged = Logged {
-                at,
-                len,
-                kind: Kind::Write,
-                batch: number,
-                place: number * WRITE,
-                room: 1,
-            };
+            let logged =
+                Logged { at, len, kind: Kind::Write, batch: number, place: number * WRITE };
             self.records.recover(logged, *dependency, &mut self.overlay);
         }
         self.records.recovered();
@@ -500,7 +512,11 @@ impl World {
         }
         self.promised = n;
         self.cuts.retain(|&cut| cut <= n);
-        self.cuts.insert(n);
+        if self.by_marks() {
+            self.cuts.iter().for_each(|&cut| self.records.mark(cut));
+        } else {
+            self.cuts.insert(n);
+        }
         self.known.retain(|&w| w <= n);
         self.known.extend(1..=n);
         Ok(())

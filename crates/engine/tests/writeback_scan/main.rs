@@ -46,8 +46,8 @@ fn all_that_was_written_comes_back_from_footers_and_headers() {
         assert_eq!(live, [(4, 1, 6), (2, 4, 6), (7, 7, 3)]);
         // Behind a footer nothing is appended; behind the last batch it is.
         let end = (64 << 10) - sector;
-        assert_eq!((recovered.live[0].used, recovered.live[1].used), (end, end));
-        assert!(recovered.live[2].used < 40_000);
+        assert_eq!((recovered.live[0].used.bytes, recovered.live[1].used.bytes), (end, end));
+        assert!(recovered.live[2].used.bytes < 40_000);
     }
 }
 
@@ -157,7 +157,8 @@ fn a_footer_stands_for_headers_that_rot() {
     let end = device.at(5);
     device.rot(end - 1000);
     let (scan, recovered) = device.has_all([7, 8]);
-    assert!(recovered.live[0].used < 30_000 && scan.damaged.is_empty());
+    // The next start may be able to read it: nothing is appended that it does not have.
+    assert!(recovered.live[0].used.bytes == (64 << 10) - 512 && scan.damaged.is_empty());
     device.rot(end - 90);
     device.has_all([7, 8]);
 }
@@ -325,7 +326,7 @@ fn parked_records_come_back_with_the_chain() {
             (parked.segment, parked.attachment, parked.batches, parked.records),
             (9, 1, 6, 6)
         );
-        assert_eq!(parked.used == (64 << 10) - 512, seal);
+        assert_eq!(parked.used.bytes == (64 << 10) - 512, seal);
         let live: Vec<u32> = recovered.live.iter().map(|live| live.segment).collect();
         assert_eq!(live, [7, 4]);
     }

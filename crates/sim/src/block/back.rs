@@ -7,7 +7,8 @@ use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::defaults;
 use larder_engine::block::writeback::destager;
 use larder_engine::block::writeback::log::{Attach, Config, Status, WriteLog};
-use larder_engine::block::writeback::words::{BACK, Mode};
+use larder_engine::block::writeback::throttle::Age;
+use larder_engine::block::writeback::words::{BACK, Mode, NotBack};
 use larder_format::Uuid;
 use larder_format::block::write_log::SegmentGeometry;
 use larder_format::block::write_log::segment::SEGMENT_BYTES;
@@ -31,6 +32,8 @@ pub(super) struct Stated {
     segment: u32,
     segments: u32,
     dirty_max: Option<u64>,
+    memory: u64,
+    age: Option<Age>,
 }
 
 impl Stated {
@@ -38,9 +41,10 @@ impl Stated {
     pub(super) fn of(spec: &Block) -> Result<Option<Stated>, Wrong> {
         let through = "goes with write = \"back:…\" alone: leave it out".to_owned();
         if !spec.write.starts_with(BACK) {
-            return match (spec.write_log, spec.dirty_max) {
-                (Some(bytes), _) => Err(("write_log", bytes.to_string(), through)),
-                (_, Some(bytes)) => Err(("dirty_max", bytes.to_string(), through)),
+            return match (spec.write_log, spec.dirty_max, &spec.dirty_age_max) {
+                (Some(bytes), ..) => Err(("write_log", bytes.to_string(), through)),
+                (_, Some(bytes), _) => Err(("dirty_max", bytes.to_string(), through)),
+                (_, _, Some(age)) => Err(("dirty_age_max", format!("'{age}'"), through)),
                 _ => Ok(None),
             };
         }
@@ -50,7 +54,16 @@ impl Stated {
                 "a journal is not simulated: choose back:any or back:ordered".into(),
             ));
         }
-        let mode = spec.write.parse().map_err(|e| wrong(format!("{e}")))?;
+        let mode: Mode = spec.write.parse().map_err(|e| wrong(format!("{e}")))?;
+        let wrong_age = |e: NotBack| {
+            (
+                "dirty_age_max",
+                format!("'{}'", spec.dirty_age_max.as_deref().unwrap_or("")),
+                e.to_string(),
+            )
+        };
+        let age = spec.dirty_age_max.as_deref().map(str::parse).transpose().map_err(wrong_age)?;
+        let age = mode.age(age).map_err(wrong_age)?;
         if spec.volume.0 == 0 {
             let must = "write-back is of whole volumes: say how many bytes one has, the largest of the trace";
             return Err(("volume", "not stated".to_owned(), must.to_owned()));
@@ -72,7 +85,8 @@ impl Stated {
             return Err(("dirty_max", ByteSize(dirty_max.unwrap_or(0)).to_string(), must));
         }
         let (segment, segments) = (segment as u32, segments as u32);
-        Ok(Some(Stated { mode, segment, segments, dirty_max }))
+        let memory = spec.fill_memory.0;
+        Ok(Some(Stated { mode, segment, segments, dirty_max, memory, age }))
     }
 
     /// Bytes of the device that the log takes.
@@ -91,6 +105,7 @@ impl Stated {
             geometry,
             segments: self.segments,
             depth: defaults::LOG_DEPTH,
+            memory: self.memory,
             wall: 0,
         };
         Ok(Back {
@@ -162,6 +177,7 @@ impl Back {
             generation: 1,
             destage: destager::Config { order, pace, most, depth },
             bound: self.stated.dirty_max,
+            age: self.stated.age,
             frontier: 0,
             epoch: 0,
             marker: 0,

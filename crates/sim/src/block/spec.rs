@@ -47,7 +47,7 @@ pub struct Block {
     /// Default `gc`.
     #[serde(default = "evict")]
     pub evict: String,
-    /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`; or `back:ORDER[,grain=…][,destage=…]`, as `larder block serve --write` takes
+    /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`; or `back:ORDER[,grain=…][,destage=…]` but for `journaled`, as `larder block serve --write` takes
     /// it: it is answered when it is in the cache's write log, and comes to the store later. Default `hdd-ssd`.
     #[serde(default = "write")]
     pub write: String,
@@ -57,6 +57,9 @@ pub struct Block {
     /// Bytes of the write log that each volume may hold. Default an equal share of four fifths of it, at most 4 GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<ByteSize>,
+    /// How old what is dirty may become, as `larder block serve --dirty-age-max` takes it: `SECONDS`, an aim, or `SECONDS,hard`. Default `60`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_age_max: Option<String>,
     /// A client flushes its volume after so many writes of it, and that counts as one of the requests under way. Default 0: never, since traces
     /// do not say when their clients did.
     #[serde(default, skip_serializing_if = "is_zero")]

@@ -555,6 +555,26 @@ hit_ratio = { min = 0.01, max = 0.99 }
             ("admission = \"two_lbs\"", "admission = \"tc(bits=3)\"", "cache 'two_lbs' admission"),
             ("write = \"hdd-inv\"", "write = \"back\"", "cache 'around' write is 'back'"),
             ("write = \"hdd-inv\"", "write = \"back:journaled\"", "a journal is not simulated"),
+            (
+                "write = \"hdd-inv\"",
+                "write = \"back:journaled,cut=marks\"",
+                "a journal is not simulated",
+            ),
+            (
+                "write = \"hdd-inv\"",
+                "dirty_age_max = \"5\"",
+                "cache 'around' dirty_age_max is '5': goes with",
+            ),
+            (
+                "write = \"hdd-inv\"",
+                "write = \"back:any,destage=none\"\nvolume = \"1g\"\nwrite_log = \"16m\"\ndirty_age_max = \"5\"",
+                "no bound on their age can be kept",
+            ),
+            (
+                "write = \"hdd-inv\"",
+                "write = \"back:any\"\nvolume = \"1g\"\nwrite_log = \"16m\"\ndirty_age_max = \"5,soft\"",
+                "'5,soft' is no age",
+            ),
             ("write = \"hdd-inv\"", "write = \"back:all\"", "'all' is no order of write-back"),
             ("write = \"hdd-inv\"", "write = \"back:any\"", "cache 'around' volume is not stated"),
             (

@@ -343,7 +343,12 @@ mod tests {
                 bytes: 99,
                 ended: Some("the file reached its limit".into()),
             }),
-            put_aside: vec![AsideVolume { name: "b".into(), bytes: 1, lines: Some(6) }],
+            put_aside: vec![AsideVolume {
+                name: "b".into(),
+                bytes: 1,
+                lines: Some(6),
+                carried_bytes: None,
+            }],
             ..Status::default()
         };
         let text = encode(&status).unwrap();
@@ -365,7 +370,7 @@ mod tests {
     fn lines_that_were_not_counted_yet_are_not_none() {
         let of = |put_aside| encode(&Status { put_aside, ..Status::default() }).unwrap();
         assert!(of(Vec::new()).contains("larder_block_put_aside_lines 0.0"));
-        let aside = |lines| AsideVolume { name: "b".into(), bytes: 1, lines };
+        let aside = |lines| AsideVolume { name: "b".into(), bytes: 1, lines, carried_bytes: None };
         let text = of(vec![aside(Some(3)), aside(None)]);
         assert!(text.contains("larder_block_volumes_put_aside 2.0"), "{text}");
         assert!(!text.contains("put_aside_lines"), "{text}");

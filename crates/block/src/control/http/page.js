@@ -7,6 +7,7 @@ Object.assign(TERMS, {
   "ceiling": "the volume takes no more of the cache than this",
   "dirty": "bytes of the volume that its store lacks: they are in the write log on the cache device",
   "of the log": "bytes of the write log that the volume holds, headers and overwritten bytes among them, and how many it may hold; from half of them on writes are slowed down",
+  "mark in store": "name of the last consistency point that the store has, with all that was written before it",
   "oldest": "how long ago the oldest write was answered that the store lacks",
   "time left": "until the store has everything, at the rate of now",
   "generation": "it rises with each attach; the marker beside the store has it too",
@@ -90,9 +91,9 @@ function show(d) {
 
   const back = s.volumes.filter(v => v.write_back);
   $("back").closest("section").hidden = !back.length;
-  table("back", ["volume", "write-back", "dirty", "of the log", "oldest", "destaged/s", "time left", "generation", "state"],
+  table("back", ["volume", "write-back", "dirty", "of the log", "oldest", "destaged/s", "time left", "mark in store", "generation", "state"],
     back.map(v => { const b = v.write_back; return [v.name, b.mode, bytes(b.dirty_bytes), bytes(b.held_bytes) + " of " + bytes(b.bound_bytes),
-      b.oldest_seconds == null ? "–" : span(Math.round(b.oldest_seconds)), bytes(b.destage_bytes_per_second), b.seconds_left == null ? "–" : span(Math.round(b.seconds_left)),
+      b.oldest_seconds == null ? "–" : span(Math.round(b.oldest_seconds)), bytes(b.destage_bytes_per_second), b.seconds_left == null ? "–" : span(Math.round(b.seconds_left)), b.stored_mark ?? "–",
       b.generation, b.closed != null ? "closed: " + b.closed : b.failures ? b.failures + " failures in a row" : "ok"]; }), "no volumes");
 
   $("faces").closest("section").hidden = !s.faces.length;

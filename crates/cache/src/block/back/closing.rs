@@ -11,16 +11,17 @@ use larder_format::block::marker::MarkerState;
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 
 use super::super::{Core, locked};
+use super::unix_nanos;
 
 impl Core {
     /// The marker of a volume is to say this, which may take its time; [`Message::Marked`] says how that ended.
     pub(in crate::block) fn mark_and_tell(&self, attachment: u32, said: Said, frontier: u64) {
-        let done = self.mark(attachment, said, frontier);
+        let done = self.have_said(attachment, said, frontier);
         let thread = self.destages(attachment) as u64;
         send(self, OpId(thread << OP_BITS), Message::Marked { attachment, done });
     }
 
-    fn mark(&self, attachment: u32, said: Said, frontier: u64) -> bool {
+    fn have_said(&self, attachment: u32, said: Said, frontier: u64) -> bool {
         let Some(back) = self.back.get() else { return false };
         let Some(written) = back.written(attachment) else { return false };
         let volume = &written.attached;
@@ -34,8 +35,14 @@ impl Core {
             Said::Clean => MarkerState::Clean,
         };
         if let Some(place) = &written.place {
-            let time = self.safe_time(&written, frontier);
+            let time = unix_nanos();
+            let age = || self.age_of(Some(attachment));
+            let time = written.time_of(time, frontier, age);
             let mut number = locked(&written.number);
+            if back.written(attachment).is_none() {
+                // It has gone meanwhile.
+                return false;
+            }
             let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
             marker.time = time;
             if let Err(error) = locked(place).write(&marker) {
@@ -65,7 +72,7 @@ impl Core {
                     volume.name
                 );
                 volume.attachment.store(0, Ordering::SeqCst);
-                back.forget(attachment);
+                back.remove(attachment);
             }
         }
         true

@@ -56,7 +56,12 @@ pub struct Applied {
     pub last: u64,
     /// When the last of it was written, nanoseconds since the Unix epoch.
     pub time: u64,
+    /// The last mark in it, or before.
+    pub mark: Option<String>,
 }
+
+/// What an epoch is called: its number, its last record, when that was written, and the last mark at or before it.
+type Named = (u64, u64, u64, Option<String>);
 
 /// A journal.
 #[derive(Debug)]
@@ -120,7 +125,7 @@ impl Journal {
     fn write(
         &self,
         of: Of,
-        (epoch, last, time): (u64, u64, u64),
+        (epoch, last, time, mark): Named,
         parts: &[JournalPart<Payload>],
     ) -> io::Result<()> {
         let Of { volume, cache, generation } = of;
@@ -143,7 +148,7 @@ impl Journal {
         let sums = bytes.flat_map(|bytes: &[u8]| pieces::sums(bytes).collect::<Vec<_>>()).collect();
         let descriptors = Descriptors { volume, cache, epoch, generation, extents, sums };
         let encoded = descriptors.encode();
-        let commit = Commit::of(&descriptors, &encoded, last, time, None);
+        let commit = Commit::of(&descriptors, &encoded, last, time, mark);
         let first = half(epoch);
         let data = first + DESCRIPTORS_AT + encoded.len() as u64;
         self.file.write_all_at(&encoded, first + DESCRIPTORS_AT)?;
@@ -223,8 +228,8 @@ impl Journal {
             }
         }
         ask(&mut session, Op::Flush)?;
-        let Commit { epoch, last, time, .. } = commit;
-        Ok(Some(Applied { epoch, last, time }))
+        let Commit { epoch, last, time, mark, .. } = commit;
+        Ok(Some(Applied { epoch, last, time, mark }))
     }
 }
 
@@ -237,7 +242,7 @@ fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
 
 /// What a journal's thread is asked for.
 enum Work {
-    Write { epoch: u64, last: u64, time: u64, parts: Vec<JournalPart<Payload>> },
+    Write(Named, Vec<JournalPart<Payload>>),
     Flush,
 }
 
@@ -266,11 +271,11 @@ impl Journaling {
 
     pub(in crate::block) fn write(
         &self,
-        (epoch, last): (u64, u64),
+        (epoch, last, mark): (u64, u64, Option<String>),
         parts: Vec<JournalPart<Payload>>,
     ) {
         // Where the thread has ended nothing is journaled any more, and the destage stands.
-        let _ = self.work.send(Work::Write { epoch, last, time: super::unix_nanos(), parts });
+        let _ = self.work.send(Work::Write((epoch, last, super::unix_nanos(), mark), parts));
     }
 
     pub(in crate::block) fn flush(&self) {
@@ -281,9 +286,7 @@ impl Journaling {
 fn run(core: &Weak<Core>, attachment: u32, of: Of, journal: &Journal, asked: &Receiver<Work>) {
     while let Ok(work) = asked.recv() {
         let (flushed, done) = match work {
-            Work::Write { epoch, last, time, parts } => {
-                (false, journal.write(of, (epoch, last, time), &parts))
-            }
+            Work::Write(named, parts) => (false, journal.write(of, named, &parts)),
             Work::Flush => (true, journal.file.sync_data()),
         };
         if let Err(error) = &done {

@@ -2,9 +2,11 @@
 
 mod closing;
 pub mod journal;
+mod marks;
 pub mod offline;
 mod recover;
 mod start;
+mod steps;
 mod words;
 
 use std::collections::BTreeMap;
@@ -14,10 +16,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::logged::call_log;
+use larder_engine::block::writeback::Fault;
+use larder_engine::block::writeback::holder::{Held, Holder};
 use larder_engine::block::writeback::log::WriteLog;
 use larder_format::Uuid;
 use larder_format::block::marker::{MAX_HOST, MarkerState};
-use larder_format::block::superblock::{HoldsState, WrittenBack};
+use larder_format::block::superblock::WrittenBack;
 use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
 
@@ -28,8 +32,10 @@ use super::volume::Volume;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
 pub use larder_engine::block::writeback::log::Status;
+pub use larder_engine::block::writeback::throttle::Age;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
 pub(super) use start::{check_through, start};
+use steps::{NotDone, Way};
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
@@ -58,11 +64,18 @@ pub struct BackConfig {
     pub pace: Pace,
     /// Bytes of the log that it may hold; by default an equal share of four fifths of the log, at most 4 GiB.
     pub dirty_max: Option<ByteSize>,
+    /// How old what is dirty may become; by default 60 s, as an aim. Not with a pace that waits for the log to fill up.
+    pub age: Option<Age>,
 }
 
 impl Default for BackConfig {
     fn default() -> BackConfig {
-        BackConfig { order: Order::Ordered(Grain::Flush), pace: Pace::Async, dirty_max: None }
+        BackConfig {
+            order: Order::Ordered(Grain::Flush),
+            pace: Pace::Async,
+            dirty_max: None,
+            age: None,
+        }
     }
 }
 
@@ -96,12 +109,25 @@ pub struct BackStatus {
     pub status: Status,
     /// How long ago the oldest dirty write was logged.
     pub age: Option<Nanos>,
+    /// The name of the last consistency point that the store has.
+    pub stored_mark: Option<String>,
+    /// The name of the last that is durable, in the log or in the store; empty if it could not be read.
+    pub last_mark: Option<String>,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
 }
 
 /// Of a volume that is served without a cache.
 pub(super) const NO_CACHE: (Uuid, u64) = (Uuid([0; 16]), 0);
+
+/// Until it goes nobody else changes a volume over.
+struct Alone(Arc<AtomicBool>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
 
 /// A volume that writes back.
 pub(super) struct Written {
@@ -111,6 +137,8 @@ pub(super) struct Written {
     /// As the superblock has it.
     pub state: WrittenBack,
     pub config: BackConfig,
+    /// Where its marker was said to be.
+    pub marker: MarkerAt,
     /// Where its epochs go, if it is journaled.
     pub journal: Option<Journaling>,
     /// Number of its marker.
@@ -150,13 +178,13 @@ impl Back {
         self.written(attachment).map(|written| written.attached.clone())
     }
 
-    fn forget(&self, attachment: u32) {
-        self.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(&attachment);
-    }
-
     fn add(&self, written: Written) {
         let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
         volumes.insert(written.state.attachment, Arc::new(written));
+    }
+
+    fn remove(&self, attachment: u32) {
+        self.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(&attachment);
     }
 }
 
@@ -203,6 +231,8 @@ impl Core {
             generation: written.state.generation,
             age: status.oldest.map(|oldest| now.saturating_sub(oldest)),
             status,
+            stored_mark: log.stored_mark(written.state.attachment).map(str::to_owned),
+            last_mark: log.last_mark(written.state.attachment).map(str::to_owned),
             closed: log.closed().map(str::to_owned),
         })
     }
@@ -226,7 +256,7 @@ impl Core {
         })?;
         let Some((cache, record)) = found else { return Ok(()) };
         match wish.back {
-            Some(_) => self.write_back(&volume, record, cache, wish, None),
+            Some(_) => self.write_back(&volume, record, cache, wish, None, false),
             None => check_through((name, store), record.as_ref(), cache, wish),
         }
     }
@@ -274,6 +304,38 @@ impl Core {
         }
     }
 
+    /// A volume is changed over by one at a time.
+    fn alone(&self, volume: &Attached) -> Result<Alone, CacheError> {
+        let alone = Alone(volume.changing.clone());
+        match volume.changing.swap(true, Ordering::SeqCst) {
+            false => Ok(alone),
+            true => {
+                std::mem::forget(alone);
+                let reason = "it is changed over already: try again when that has ended".to_owned();
+                Err(CacheError::Volume { name: volume.name.clone(), reason })
+            }
+        }
+    }
+
+    /// Has the steps of a volume that writes back carried out. `None` where it does not; else whether they were, or `go_on` has said no.
+    fn let_go_back(
+        &self,
+        volume: &Arc<Attached>,
+        machine: fn(Held, Fault) -> Holder,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<bool>, CacheError> {
+        let _alone = self.alone(volume)?;
+        let Some((back, written)) = self.back_of(&volume.name) else { return Ok(None) };
+        let mut holder = machine(written.held(back, self.now()), Fault::default());
+        let mut way = Way::of(self, back, volume, written.clone());
+        let done = way.carry_out(&mut holder, go_on);
+        match done {
+            Ok(()) => Ok(Some(true)),
+            Err(NotDone::Unwanted) => Ok(Some(false)),
+            Err(NotDone::Failed(error)) => Err(error),
+        }
+    }
+
     /// Nobody uses a volume that goes: all that is dirty comes to its store, and cache and marker say so. `None` where it does not write back;
     /// else whether all of it came there.
     pub(super) fn write_back_no_more(
@@ -281,65 +343,66 @@ impl Core {
         volume: &Arc<Attached>,
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Option<bool>, CacheError> {
-        let Some((back, written)) = self.back_of(&volume.name) else { return Ok(None) };
-        let fail = |reason: String| CacheError::Volume { name: volume.name.clone(), reason };
-        let attachment = written.state.attachment;
-        if !self.drain(back, attachment, go_on) {
-            call_log(self, None, |log, asks| log.drain(attachment, false, asks));
-            return Ok(Some(false));
-        }
-        call_log(self, None, |log, asks| log.drain(attachment, false, asks));
-        if back.written(attachment).is_none() {
-            // Its log has failed, and it writes through.
-            return Ok(Some(true));
-        }
-        volume.make_durable()?;
-        let of = volume.name.clone();
-        let state = self.on_log(move |log| {
-            log.change_write_back_of(&of, |was| WrittenBack { holds: HoldsState::Clean, ..was })
-        })?;
-        let state = state.ok_or_else(|| {
-            fail("it could not be recorded on the cache device that it is clean".to_owned())
-        })?;
-        if let Some(place) = &written.place {
-            let mut number = locked(&written.number);
-            let frontier = back.log().status(self.now(), attachment).map_or(0, |s| s.positions[0]);
-            let clean = self.marker(volume, &state, *number + 1, MarkerState::Clean, frontier);
-            if let Err(error) = locked(place).write(&clean) {
-                // It stays dirty, and goes on: the cache is to say so again before anything more is answered.
-                let of = volume.name.clone();
-                let again = self.on_log(move |log| {
-                    log.change_write_back_of(&of, |was| WrittenBack {
-                        holds: HoldsState::Open,
-                        ..was
-                    })
-                });
-                if !matches!(again, Ok(Some(_))) {
-                    self.close_log("a volume that stays could not be recorded as dirty");
-                }
-                return Err(fail(error.to_string()));
-            }
-            *number += 1;
-        }
-        volume.attachment.store(0, Ordering::SeqCst);
-        back.log().detach(attachment);
-        back.forget(attachment);
-        Ok(Some(true))
+        self.let_go_back(volume, Holder::goes, go_on)
     }
 
-    /// The store has all that was written before this time, nanoseconds since the Unix epoch, when it has all up to `frontier`.
-    fn safe_time(&self, written: &Written, frontier: u64) -> u64 {
-        // Before it is looked what is dirty: what comes meanwhile is not claimed.
-        let time = unix_nanos();
-        let back = self.back.get();
-        let status = back.and_then(|back| back.log().status(self.now(), written.state.attachment));
-        // What is dirty was written since.
-        let oldest = status.and_then(|status| status.oldest);
-        let age = oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
-        match written.recovered {
-            // When the oldest of them was written is not known.
-            (last, time) if frontier < last => time,
-            _ => time.saturating_sub(age),
+    /// Nobody uses a volume that goes, and its store may not be had: what is dirty stays in the cache, which may be moved to another host, and
+    /// the marker says so. `None` where it does not write back; else how it is to be taken up if it stays after all.
+    pub(super) fn carry_back(
+        &self,
+        volume: &Arc<Attached>,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<(bool, BackWish)>, CacheError> {
+        let Some((_, written)) = self.back_of(&volume.name) else { return Ok(None) };
+        let wish = BackWish { back: Some(written.config.clone()), marker: written.marker.clone() };
+        drop(written);
+        let done = self.let_go_back(volume, Holder::carried, go_on)?;
+        Ok(done.map(|done| (done, wish)))
+    }
+
+    /// A volume changes over while it is served: it writes back from now on as is wanted, or through. Its clients wait for a moment. It is
+    /// not remembered: the next start goes by its configuration. Returns false if `go_on` has said no, which hears how many bytes of the log are
+    /// still to come to the store.
+    ///
+    /// # Errors
+    /// When it does not write as it did not before either, its marker forbids it, a step fails, or its clients would have to wait too long: then
+    /// it is as it was.
+    pub fn change_over(
+        &self,
+        name: &str,
+        wish: &BackWish,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<bool, CacheError> {
+        let fail =
+            |reason: &str| CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() };
+        let volume = self.attached(name)?;
+        if self.recorder.is_some() {
+            return Err(fail("a run that is recorded has no volumes that write back"));
+        }
+        match (&wish.back, volume.attachment()) {
+            (None, None) => Err(fail("it writes through already")),
+            (Some(_), Some(_)) => Err(fail(
+                "it writes back already: have it write through first, and then back in another way",
+            )),
+            (None, Some(_)) => {
+                Ok(self.let_go_back(&volume, Holder::goes_through, go_on)?.unwrap_or(true))
+            }
+            (Some(_), None) => {
+                if volume.volume().capabilities().read_only {
+                    return Err(fail("it is only read, and writes nothing back"));
+                }
+                let _alone = self.alone(&volume)?;
+                let of = name.to_owned();
+                let found = self.on_log(move |log| {
+                    let sb = log.superblock()?;
+                    let volume = sb.volumes.iter().find(|v| v.name == of);
+                    Some(((sb.uuid, sb.epoch), volume.and_then(|v| v.write_back)))
+                })?;
+                let Some((cache, record)) = found.filter(|_| self.is_enabled()) else {
+                    return Err(fail("it is to write back, and the cache is not used"));
+                };
+                self.write_back(&volume, record, cache, wish, None, true).map(|()| true)
+            }
         }
     }
 
@@ -353,16 +416,19 @@ impl Core {
             // It says so itself.
             return;
         }
+        // Before it is looked how far the store is: what comes meanwhile is not claimed.
+        let time = unix_nanos();
         let Some(status) = back.log().status(self.now(), attachment) else { return };
         let frontier = status.positions[0];
-        let time = self.safe_time(&written, frontier);
         let mut number = locked(&written.number);
-        if written.said.load(Ordering::Relaxed) == frontier || volume.attachment().is_none() {
+        let gone = volume.attachment().is_none() || volume.changing.load(Ordering::SeqCst);
+        if written.said.load(Ordering::Relaxed) == frontier || gone {
             return;
         }
         let state = MarkerState::Dirty;
         let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
-        marker.time = time;
+        let age = || status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
+        marker.time = written.time_of(time, frontier, age);
         match locked(place).write(&marker) {
             Ok(()) => {
                 *number += 1;

@@ -81,6 +81,8 @@ pub struct Recovery {
     /// The store is not older than at this time, seconds since the Unix epoch: it has all that was written before. Lost is at most what was
     /// written later.
     pub not_older_than: Option<u64>,
+    /// The last consistency point that the store has, as far as its marker or its journal knows.
+    pub mark: Option<String>,
     /// The volume's generation, now.
     pub generation: u64,
     /// Nobody else could write the marker meanwhile. If not (NBD, object stores without conditional writes), whoever asks must see to it that
@@ -144,6 +146,7 @@ pub fn recover(
             told.host = Some(marker.host.clone());
             told.order = Some(order_words(marker.order).to_owned());
             told.generation = marker.generation;
+            told.mark = marker.mark.clone();
             if marker.state != MarkerState::Clean {
                 told.not_older_than = Some(marker.time / 1_000_000_000);
             }
@@ -171,19 +174,21 @@ pub fn recover(
     let before_was_journaled = last.order == MarkerOrder::Journaled;
     for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
-            Step::Replay if before_was_journaled => {
+            Step::Replay(_) if before_was_journaled => {
                 let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
                 let applied = apply(store, of).map_err(|reason| RecoverError::Journal {
                     place: told.marker.clone(),
                     reason,
                 })?;
                 // What was written before the last epoch ended is there.
-                told.not_older_than =
-                    applied.map(|a| a.time / 1_000_000_000).max(told.not_older_than);
+                if let Some(Applied { time, mark, .. }) = applied {
+                    told.not_older_than = told.not_older_than.max(Some(time / 1_000_000_000));
+                    told.mark = mark.or(told.mark);
+                }
                 flush(store)?;
             }
             // There is no journal to replay, nor to empty: the store is flushed.
-            Step::Replay => flush(store)?,
+            Step::Replay(_) => flush(store)?,
             Step::Mark(Mark::Clean, generation) => {
                 let clean = Marker {
                     number: last.number.saturating_add(1),
@@ -191,7 +196,7 @@ pub fn recover(
                     generation,
                     identity: store.identity()?.encode(),
                     host: super::host_name(),
-                    mark: None,
+                    mark: told.mark.clone(),
                     ..last.clone()
                 };
                 place.write(&clean)?;

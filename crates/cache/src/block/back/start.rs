@@ -1,13 +1,13 @@
 //! What a start makes of volumes that write back: the marker beside each store decides, the log has what is dirty.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use larder_base::Nanos;
 use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::call_log;
+use larder_engine::block::writeback::holder::{Comer, Holder, Logged, Refused, mark_of};
 use larder_engine::block::writeback::log::{Attach, Config, WriteLog};
-use larder_engine::block::writeback::marker::{self, Mark, Verdict, Why};
+use larder_engine::block::writeback::marker::{self, Why};
 use larder_engine::block::writeback::recovery::{self, Recovered};
 use larder_engine::block::writeback::{Fault, destager, scan};
 use larder_format::Uuid;
@@ -21,11 +21,12 @@ use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, mar
 use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
-use super::journal::{Journal, Journaling, Of};
-use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Written};
+use super::journal::Journal;
+use super::steps::{Begins, Way};
+use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, Order};
 
 /// The volume's own of what is wrong with it.
-fn volume_error(name: &str, reason: String) -> CacheError {
+pub(super) fn volume_error(name: &str, reason: String) -> CacheError {
     CacheError::Volume { name: name.to_owned(), reason }
 }
 
@@ -34,86 +35,73 @@ fn order_of(order: Order) -> MarkerOrder {
         Order::Any => MarkerOrder::Any,
         Order::Ordered(Grain::Flush) => MarkerOrder::Flush,
         Order::Ordered(Grain::Completion) => MarkerOrder::Completion,
-        Order::Journaled(Cuts::Flushes | Cuts::Marks) => MarkerOrder::Journaled,
+        Order::Journaled(Cuts::Flushes | Cuts::Marks | Cuts::MarksOrFull) => MarkerOrder::Journaled,
     }
 }
 
-/// What the superblock says of a volume, as the machine of markers has it.
-fn holds(record: Option<&WrittenBack>) -> marker::Holds {
-    match record.map(|record| (record.holds, record.generation)) {
-        None | Some((HoldsState::Nothing, _)) => marker::Holds::Nothing,
-        Some((HoldsState::Clean, g)) => marker::Holds::Clean(g),
-        Some((HoldsState::Open, g)) => marker::Holds::Open(g),
-        Some((HoldsState::TakingUp, g)) => marker::Holds::TakingUp(g),
-        Some((HoldsState::Carried, g)) => marker::Holds::Carried(g),
+/// The same, the other way round.
+fn kept_order(order: MarkerOrder) -> Order {
+    match order {
+        MarkerOrder::Any => Order::Any,
+        MarkerOrder::Flush => Order::Ordered(Grain::Flush),
+        MarkerOrder::Completion => Order::Ordered(Grain::Completion),
+        MarkerOrder::Journaled => Order::Journaled(Cuts::Flushes),
     }
 }
 
-fn mark_of(marker: &Marker) -> marker::Marker {
-    let mark = match marker.state {
-        MarkerState::Clean => Mark::Clean,
-        MarkerState::Dirty => Mark::Dirty(marker.cache),
-        MarkerState::Carried => Mark::Carried(marker.cache),
-        MarkerState::Closing => Mark::Closing(marker.cache),
-        MarkerState::Closed => Mark::Closed(marker.cache),
-    };
-    let Marker { generation, number, run, .. } = *marker;
-    marker::Marker { mark, generation, number, run }
-}
-
-/// Why a volume is refused, in words.
-fn refused(name: &str, why: Why, place: &str, marker: Option<&Marker>) -> CacheError {
+/// Why a volume is refused, in words. `place` is where its marker is.
+pub(super) fn refused(
+    name: &str,
+    why: Refused,
+    place: &str,
+    marker: Option<&Marker>,
+) -> CacheError {
     let host = marker.map_or("unknown", |marker| marker.host.as_str());
     let reason = match why {
-        Why::Elsewhere(cache) => format!(
+        Refused::Marker(Why::Elsewhere(cache)) => format!(
             "{place} says that the cache {cache} (last used on host '{host}') holds writes that the store does not have: serve it with that \
              cache, or have its store recovered, which gives them up"
         ),
-        Why::Lost => format!(
+        Refused::Marker(Why::Lost) => format!(
             "{place} says that this cache holds writes that the store does not have, and it does not have them any more: have its \
              store recovered, which gives them up"
         ),
-        Why::NoMarker => format!(
+        Refused::Marker(Why::NoMarker) => format!(
             "this cache holds writes of it that the store does not have, and {place} is gone or damaged, so nothing says that they still count: \
              put it back"
         ),
-        Why::MarkerLost => format!(
+        Refused::Marker(Why::MarkerLost) => format!(
             "there was a marker of write-back, and {place} is gone or damaged: put it back, or have its store recovered, \
              which gives up what a cache may hold"
         ),
-        Why::SetBack => format!(
+        Refused::Marker(Why::SetBack) => format!(
             "{place} is older than what this cache knows of it, or the cache is older than the marker: one of the two was set back to a copy; \
              have its store recovered as one that was set back, which gives up what any cache holds"
         ),
+        Refused::Kept => "this cache holds writes of it that its store does not have: serve it as a volume that writes back, so that they come \
+                          there"
+            .to_owned(),
+        Refused::Gap => "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of \
+                         them"
+            .to_owned(),
+        Refused::Order => "this cache holds writes of it that were logged for another order: serve it as before, and destage all of it before its \
+                           order changes"
+            .to_owned(),
+        Refused::Journaled => "its last run was journaled: serve it so once more, and destage all of it before its order changes".to_owned(),
+        Refused::Aside => "what is dirty of it was put aside in this cache, and nothing can be logged there now: take it up with a cache device that works, or \
+                           have its store recovered, which gives it up"
+            .to_owned(),
+        Refused::Unread => format!("{place} does not answer"),
     };
     volume_error(name, reason)
 }
 
-/// What is read of a volume's marker.
-struct Looked {
-    place: Box<dyn MarkerPlace>,
-    said: String,
-    found: Option<Box<Marker>>,
-    judged: Verdict,
-}
-
-impl Looked {
-    fn number(&self) -> u64 {
-        self.found.as_ref().map_or(0, |marker| marker.number)
-    }
-}
-
-/// Looks at a volume's marker, as the cache `uuid` whose last run was `run`. `None` where there is none by the operator's word, or where its
-/// store has no place for one and the volume does not need it.
-fn look(
+/// Opens the place of a volume's marker. `None` where there is none by the operator's word, or where its store has no place for one and the
+/// volume does not need it.
+pub(super) fn place_of(
     (name, store): (&str, &dyn Backing),
-    record: Option<&WrittenBack>,
-    (uuid, run): (Uuid, u64),
     wish: &BackWish,
-    found: Option<(&Recovered, &scan::Scan)>,
-) -> Result<Option<Looked>, CacheError> {
-    let logged = record.and_then(|record| found?.0.volumes.get(&record.attachment));
-    let logged = logged.map_or(0, |volume| volume.marker);
+) -> Result<Option<Box<dyn MarkerPlace>>, CacheError> {
     let writes_back = wish.back.is_some();
     let at = match &wish.marker {
         MarkerAt::Nowhere => return Ok(None),
@@ -121,26 +109,31 @@ fn look(
         MarkerAt::Beside => None,
     };
     let options = PlaceOptions { at, look: !writes_back, ..PlaceOptions::default() };
-    let mut place = match marker_place(store, &options) {
-        Ok(place) => place,
-        Err(MarkerIoError::NoPlace { .. }) if !writes_back => return Ok(None),
-        Err(error) => return Err(volume_error(name, error.to_string())),
+    match marker_place(store, &options) {
+        Ok(place) => Ok(Some(place)),
+        Err(MarkerIoError::NoPlace { .. }) if !writes_back => Ok(None),
+        Err(error) => Err(volume_error(name, error.to_string())),
+    }
+}
+
+/// Reads a marker, and has the machine plan what follows. Returns the attachment that the marker is of, and the last mark that it names.
+pub(super) fn read_marker(
+    name: &str,
+    holder: &mut Holder,
+    place: Option<&mut (dyn MarkerPlace + 'static)>,
+) -> Result<Option<(u32, String)>, CacheError> {
+    let Some(place) = place else {
+        let planned = holder.read(marker::Read::Absent { was: false }, None);
+        return planned.map(|()| None).map_err(|why| refused(name, why, "the marker", None));
     };
     let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
-    let said = place.describe();
-    let read = match &found {
-        Found::There(marker) => marker::Read::There(mark_of(marker)),
-        Found::Absent { was } => marker::Read::Absent { was: *was },
-        Found::Damaged => marker::Read::Damaged,
+    let (read, said) = match &found {
+        Found::There(marker) => (marker::Read::There(mark_of(marker)), Some(&**marker)),
+        Found::Absent { was } => (marker::Read::Absent { was: *was }, None),
+        Found::Damaged => (marker::Read::Damaged, None),
     };
-    let known = record.map_or(0, |record| record.marker).max(logged);
-    let cache = marker::Cache { uuid, run, holds: holds(record), known };
-    let judged = marker::judge(read, &cache, Fault::default());
-    let found = match found {
-        Found::There(marker) => Some(marker),
-        _ => None,
-    };
-    Ok(Some(Looked { place, said, found, judged }))
+    holder.read(read, said).map_err(|why| refused(name, why, &place.describe(), said))?;
+    Ok(said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))))
 }
 
 /// A volume that does not write back: nothing else may hold writes of it that its store lacks, and this cache neither.
@@ -150,22 +143,23 @@ fn look(
 pub(in crate::block) fn check_through(
     (name, store): (&str, &dyn Backing),
     record: Option<&WrittenBack>,
-    cache: (Uuid, u64),
+    (cache, run): (Uuid, u64),
     wish: &BackWish,
 ) -> Result<(), CacheError> {
-    let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
-    let kept = || {
-        let reason = "this cache holds writes of it that its store does not have: serve it as a volume that writes back, so that they come there";
-        volume_error(name, reason.to_owned())
+    let mut place = place_of((name, store), wish)?;
+    let comer = Comer {
+        cache,
+        run,
+        record: record.copied(),
+        logged: None,
+        order: None,
+        marked: place.is_some(),
+        served: false,
+        drains: false,
+        fresh: Uuid([0; 16]),
     };
-    let Some(looked) = look((name, store), record, cache, wish, None)? else {
-        return if dirty { Err(kept()) } else { Ok(()) };
-    };
-    match looked.judged {
-        Verdict::Attach { .. } if !dirty => Ok(()),
-        Verdict::Refuse(why) => Err(refused(name, why, &looked.said, looked.found.as_deref())),
-        _ => Err(kept()),
-    }
+    let mut holder = Holder::comes(comer, Fault::default());
+    read_marker(name, &mut holder, place.as_deref_mut()).map(|_| ())
 }
 
 /// Reads the write log of the device, if it has one, and has its volumes served with what is in it. `sb` is the superblock as this start has
@@ -210,7 +204,9 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         };
     }
     let missing = |v: &&VolumeRecord| {
-        v.write_back.as_ref().is_some_and(|w| w.holds.may_be_dirty())
+        v.write_back
+            .as_ref()
+            .is_some_and(|w| w.holds.may_be_dirty() && w.holds != HoldsState::Carried)
             && !volumes.iter().any(|volume| volume.name == v.name)
     };
     if let Some(missing) = sb.volumes.iter().find(missing) {
@@ -235,6 +231,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         geometry: area.geometry,
         segments: area.segments,
         depth: defaults::LOG_DEPTH,
+        memory: core.config.fill_memory.0,
         wall: super::unix_nanos().saturating_sub(core.now().0),
     };
     let log = match asked.is_empty() && scanned.batches.is_empty() {
@@ -249,7 +246,13 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     }
     for volume in volumes.iter().filter(|volume| !through(volume)) {
         let written = record(&volume.name).and_then(|v| v.write_back);
-        core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)))?;
+        core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)), false)?;
+    }
+    for volume in &sb.volumes {
+        let carried = volume.write_back.filter(|w| w.holds == HoldsState::Carried);
+        if let Some(carried) = carried.filter(|_| core.volume(&volume.name).is_none()) {
+            core.keep_carried(&volume.name, &carried, (&found, &scanned))?;
+        }
     }
     if let Some(back) = core.back.get() {
         // What is of volumes that came anew, or go their own way, is void.
@@ -301,271 +304,114 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
 }
 
 impl Core {
-    /// A volume writes back from now on, as its marker and this cache allow. `found` is what a start has found in the log.
+    /// A volume writes back from now on, as its marker and this cache allow. `found` is what a start has found in the log. `served`: it was
+    /// written through until now, and its clients wait.
     ///
     /// # Errors
-    /// [`CacheError`]: it must not be served.
+    /// [`CacheError`]: it must not be served so. One that was served is served as before.
     pub(in crate::block) fn write_back(
         &self,
         volume: &Arc<Attached>,
         record: Option<WrittenBack>,
-        was: (Uuid, u64),
+        (cache, run): (Uuid, u64),
         wish: &BackWish,
         found: Option<(&Recovered, &scan::Scan)>,
+        served: bool,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
-        let fail = |reason: String| volume_error(name, reason);
         let no_log = || {
-            fail(
+            volume_error(
+                name,
                 "it is to write back, and this cache has no write log: format one that has"
                     .to_owned(),
             )
         };
         let back = self.back.get().ok_or_else(no_log)?;
         if back.log().closed().is_some() {
-            return Err(fail(
+            return Err(volume_error(
+                name,
                 "it is to write back, and the write log of this cache has failed: replace the cache device, format it and start again, or serve it as \
                  one that writes through"
                     .to_owned(),
             ));
         }
         let config = wish.back.clone().unwrap_or_default();
+        config.age().map_err(|e| volume_error(name, e.to_string()))?;
         let journal = match config.order {
             Order::Journaled(_) => Some(journal_of(self, volume)?),
             _ => None,
         };
-        let mut looked_at =
-            look((name, volume.volume().backing()), record.as_ref(), was, wish, found)?;
-        let looked = &mut looked_at;
-        let judged = match looked {
-            Some(looked) => looked.judged,
-            // Without a marker this cache alone knows.
-            None => match holds(record.as_ref()) {
-                marker::Holds::Open(_) => Verdict::GoOn,
-                marker::Holds::Clean(g) => Verdict::Attach { generation: g + 1, lines: true },
-                _ => Verdict::Attach { generation: 1, lines: true },
-            },
-        };
-        let (said, found_marker) = match looked {
-            Some(looked) => (looked.said.clone(), looked.found.clone()),
-            None => ("the marker".to_owned(), None),
-        };
-        let mut number = looked.as_ref().map_or(0, Looked::number);
-        // Up to which record what is dirty was found by this start, and how far back the marker was sure.
-        let mut recovered = (0, 0);
-        let state = match judged {
-            Verdict::GoOn | Verdict::Drain => {
-                let drains = judged == Verdict::Drain;
-                if drains {
-                    back.drains.store(true, Ordering::Relaxed);
-                    // What came to the store from memory, and is in no log, is durable before anybody sees it.
-                    volume.make_durable()?;
-                }
-                if !judged.keeps_lines(Fault::default()) && self.is_enabled() {
-                    self.distrust(volume, volume.volume().backing().look())?;
-                }
-                let record =
-                    record.ok_or_else(|| fail("the cache knows nothing of it".to_owned()))?;
-                let scanned = found.map(|(_, scanned)| scanned);
-                let found = found.and_then(|(found, _)| found.volumes.get(&record.attachment));
-                if found.is_some_and(|found| found.gap) {
-                    return Err(fail(
-                        "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of them"
-                            .to_owned(),
-                    ));
-                }
-                let last = found.map_or(record.began, |found| found.last);
-                let mine = found_marker.as_ref().filter(|m| m.attachment == record.attachment);
-                let stored = mine.map_or(0, |marker| marker.frontier);
-                if stored > last && !drains {
-                    // The store has more than this cache has ever heard of.
-                    return Err(refused(name, Why::SetBack, &said, found_marker.as_deref()));
-                }
-                let order = order_of(config.order);
-                if order != record.order
-                    && found.is_some_and(|found| last > found.frontier.max(stored))
-                {
-                    return Err(fail(
-                        "this cache holds writes of it that were logged for another order: serve it as before, and destage all of it before its \
-                         order changes"
-                            .to_owned(),
-                    ));
-                }
-                recovered = (last, found_marker.as_ref().map_or(0, |marker| marker.time));
-                // A journal of the last run may hold what the store lacks, whatever the order is now.
-                let left = match (&journal, record.order) {
-                    (Some(journal), _) => Some(journal),
-                    (None, MarkerOrder::Journaled) => {
-                        return Err(fail(
-                            "its last run was journaled: serve it so once more, and destage all of it before its order \
-                             changes"
-                                .to_owned(),
-                        ));
-                    }
-                    (None, _) => None,
-                };
-                let of = Of {
-                    volume: record.volume,
-                    cache: back.cache.0,
-                    generation: record.generation,
-                };
-                let applied = match left {
-                    Some(journal) => {
-                        let store = volume.volume().backing();
-                        // Lines under it are older than what it brings.
-                        self.distrust(volume, store.look())?;
-                        journal.apply(of, store).map_err(fail)?
-                    }
-                    None => None,
-                };
-                let epoch = applied.as_ref().map_or(0, |applied| applied.epoch);
-                let applied = applied.map_or(0, |applied| applied.last);
-                let frontier = found.map_or(record.began, |found| found.frontier);
-                let frontier = frontier.max(applied).max(stored);
-                let state = WrittenBack { order, ..record };
-                if order != record.order {
-                    let of = name.clone();
-                    let changed = self.on_log(move |log| {
-                        log.change_write_back_of(&of, |was| WrittenBack { order, ..was })
-                    })?;
-                    changed.ok_or_else(|| {
-                        fail("its order could not be recorded on the cache device".to_owned())
-                    })?;
-                }
-                let marked = looked.is_some();
-                self.attach_log(volume, &state, &config, frontier, (number, epoch, marked));
-                if let Some((found, scanned)) = found.zip(scanned) {
-                    let now = self.now();
-                    back.log().recover(now, state.attachment, found, scanned);
-                }
-                state
+        let place = place_of((name, volume.volume().backing()), wish)?;
+        let logged = record.and_then(|record| match found {
+            Some((found, _)) => {
+                let volume = found.volumes.get(&record.attachment)?;
+                let (frontier, last, marker) = (volume.frontier, volume.last, volume.marker);
+                Some(Logged { frontier, last, marker, gap: volume.gap })
             }
-            Verdict::Attach { .. } if !self.is_enabled() => {
-                tracing::warn!(
-                    "volume '{name}': it is written through, since the cache is not used; others write back what they have"
-                );
-                return Ok(());
+            // It was put aside in this run.
+            None => {
+                let [frontier, .., last] =
+                    back.log().status(self.now(), record.attachment)?.positions;
+                Some(Logged { frontier, last, ..Logged::default() })
             }
-            Verdict::Attach { generation, lines } => {
-                // Where there never was a marker no cache has ever written back: the lines are as true as the store says they are.
-                if !lines && found_marker.is_some() {
-                    self.distrust(volume, volume.volume().backing().look())?;
-                }
-                let uuid = found_marker.as_ref().map(|m| m.volume).or(record.map(|r| r.volume));
-                let uuid = match uuid {
-                    Some(uuid) => uuid,
-                    None => random_uuid()?,
-                };
-                let mut generation = generation;
-                if found_marker.is_none()
-                    && let Some(looked) = looked
-                {
-                    // A kill behind the next step finds one that says that nothing is dirty.
-                    let first = WrittenBack {
-                        volume: uuid,
-                        attachment: 0,
-                        began: 0,
-                        holds: HoldsState::Nothing,
-                        generation,
-                        marker: 0,
-                        order: order_of(config.order),
-                    };
-                    number += 1;
-                    let clean = self.marker(volume, &first, number, MarkerState::Clean, 0);
-                    looked.place.write(&clean).map_err(|e| fail(e.to_string()))?;
-                    generation += 1;
-                }
-                let order = order_of(config.order);
-                let of = name.clone();
-                let state = self.on_log(move |log| {
-                    log.change_write_back(&of, |attachments| WrittenBack {
-                        volume: uuid,
-                        attachment: attachments,
-                        began: 0,
-                        holds: HoldsState::Open,
-                        generation,
-                        marker: number,
-                        order,
-                    })
-                })?;
-                let state = state.ok_or_else(|| {
-                    fail(
-                        "it could not be recorded on the cache device that it writes back"
-                            .to_owned(),
-                    )
-                })?;
-                number += 1;
-                let marker = self.marker(volume, &state, number, MarkerState::Dirty, 0);
-                if let Some(looked) = looked {
-                    looked.place.write(&marker).map_err(|e| fail(e.to_string()))?;
-                }
-                volume.make_durable()?;
-                let marked = looked.is_some();
-                self.attach_log(volume, &state, &config, 0, (number, 0, marked));
-                state
-            }
-            Verdict::Refuse(why) => return Err(refused(name, why, &said, found_marker.as_deref())),
-            Verdict::Tidy => {
-                // A detach was cut short behind the cache's part: the store has everything.
-                let Some((looked, state)) = looked.as_mut().zip(record) else {
-                    return Err(fail("its marker is gone".to_owned()));
-                };
-                let clean = self.marker(volume, &state, number + 1, MarkerState::Clean, 0);
-                looked.place.write(&clean).map_err(|e| fail(e.to_string()))?;
-                // Its place is let go of before it is looked at again.
-                looked_at = None;
-                drop(looked_at);
-                return self.write_back_again(volume, record, was, wish);
-            }
-            Verdict::TakeUp { .. } | Verdict::Wait => {
-                return Err(fail(format!(
-                    "{said} says what this version of Larder does not do yet: use the version that has written it"
-                )));
-            }
-        };
-        let journal = match journal {
-            Some(journal) => {
-                let of =
-                    Of { volume: state.volume, cache: back.cache.0, generation: state.generation };
-                let core = self.me.get().cloned().unwrap_or_default();
-                let started = Journaling::start(core, state.attachment, of, journal);
-                Some(started.map_err(|e| fail(format!("a thread for its journal: {e}")))?)
-            }
-            None => None,
-        };
-        back.add(Written {
-            journal,
-            attached: volume.clone(),
-            place: looked_at.map(|looked| looked.place.into()),
-            state,
-            config,
-            number: number.into(),
-            said: AtomicU64::new(0),
-            recovered,
         });
-        volume.attachment.store(state.attachment, Ordering::SeqCst);
+        let comer = Comer {
+            cache,
+            run,
+            record,
+            logged,
+            order: Some(order_of(config.order)),
+            marked: place.is_some(),
+            served,
+            drains: back.drains.load(Ordering::Relaxed),
+            fresh: random_uuid()?,
+        };
+        let mut holder = Holder::comes(comer, Fault::default());
+        let marker = wish.marker.clone();
+        let begins = Begins { place, journal, config, marker, mark: None, found };
+        let mut way = Way::comes(self, back, volume, begins);
+        way.carry_out(&mut holder, &mut |_| true).map_err(|why| why.or_say(name))?;
+        if holder.drains() {
+            back.drains.store(true, Ordering::Relaxed);
+        } else if comer.drains {
+            tracing::warn!(
+                "volume '{name}': it is written through, since nothing is logged on this cache device; others write back what they have"
+            );
+        }
         Ok(())
     }
 
-    fn write_back_again(
+    /// A volume that was put aside with what is dirty and is not served: the log keeps it.
+    fn keep_carried(
         &self,
-        volume: &Arc<Attached>,
-        record: Option<WrittenBack>,
-        was: (Uuid, u64),
-        wish: &BackWish,
+        name: &str,
+        carried: &WrittenBack,
+        (found, scanned): (&Recovered, &scan::Scan),
     ) -> Result<(), CacheError> {
-        self.write_back(volume, record, was, wish, None)
+        let Some((back, of)) = self.back.get().zip(found.volumes.get(&carried.attachment)) else {
+            return Ok(());
+        };
+        if of.gap {
+            // What lies behind the gap would be forgotten.
+            return Err(refused(name, Refused::Gap, "the marker", None));
+        }
+        let config = BackConfig { order: kept_order(carried.order), ..BackConfig::default() };
+        let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
+        let mut log = back.log();
+        log.attach(self.now(), attach);
+        log.put_aside(carried.attachment);
+        log.recover(self.now(), carried.attachment, of, scanned);
+        Ok(())
     }
 
-    fn attach_log(
+    /// How the log is to have a volume.
+    pub(super) fn attach_of(
         &self,
-        volume: &Attached,
         state: &WrittenBack,
         config: &BackConfig,
         frontier: u64,
         (marker, epoch, marked): (u64, u64, bool),
-    ) {
-        let Some(back) = self.back.get() else { return };
+    ) -> Attach {
         let destage = destager::Config {
             order: config.order,
             pace: config.pace,
@@ -575,22 +421,18 @@ impl Core {
             },
             depth: defaults::DESTAGE_DEPTH,
         };
-        let now: Nanos = self.now();
-        tracing::debug!(volume = volume.name, attachment = state.attachment, "writes back");
-        back.log().attach(
-            now,
-            Attach {
-                attachment: state.attachment,
-                volume: state.volume,
-                generation: state.generation,
-                destage,
-                bound: config.dirty_max.map(|bytes| bytes.0),
-                frontier,
-                epoch,
-                marker,
-                marked,
-            },
-        );
+        Attach {
+            attachment: state.attachment,
+            volume: state.volume,
+            generation: state.generation,
+            destage,
+            bound: config.dirty_max.map(|bytes| bytes.0),
+            age: config.age().ok().flatten(),
+            frontier,
+            epoch,
+            marker,
+            marked,
+        }
     }
 
     /// What a marker of a volume says.
@@ -615,7 +457,10 @@ impl Core {
             attachment: state.attachment,
             frontier,
             time: super::unix_nanos(),
-            mark: None,
+            mark: self
+                .back
+                .get()
+                .and_then(|back| back.log().stored_mark(state.attachment).map(str::to_owned)),
             order: state.order,
             applied: 0,
         }

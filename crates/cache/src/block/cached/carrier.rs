@@ -311,7 +311,9 @@ impl Effects<Daemon> for Carrier {
     ) {
         let written = self.cache.back.get().and_then(|back| back.written(attachment));
         if let Some(journal) = written.as_ref().and_then(|written| written.journal.as_ref()) {
-            journal.write((epoch, last), parts);
+            let back = self.cache.back.get();
+            let mark = back.and_then(|b| b.log().mark_at(attachment, last).map(str::to_owned));
+            journal.write((epoch, last, mark), parts);
         }
     }
 

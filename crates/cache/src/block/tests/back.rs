@@ -6,7 +6,7 @@ use std::path::Path;
 use larder_base::Rng;
 
 use super::*;
-use crate::block::back::{BackConfig, Grain, MarkerAt, Order, Pace};
+use crate::block::back::{Age, BackConfig, Cuts, Grain, MarkerAt, Order, Pace};
 use crate::block::{Builder, Cache};
 
 const BYTES: u64 = 8 << 20;
@@ -26,7 +26,7 @@ fn builder(dir: &Path, back: Option<BackConfig>) -> Builder {
 }
 
 fn ordered(pace: Pace) -> BackConfig {
-    BackConfig { order: Order::Ordered(Grain::Flush), pace, dirty_max: None }
+    BackConfig { order: Order::Ordered(Grain::Flush), pace, ..BackConfig::default() }
 }
 
 fn store(dir: &Path) -> Vec<u8> {
@@ -52,6 +52,47 @@ fn what_is_written_back_is_read_at_once_and_comes_to_the_store_when_it_is_wanted
     assert!(store(dir.path())[..16384] == wanted[..]);
     assert_eq!(cache.core().back_status("disk").unwrap().status.dirty, 0);
     assert!(disk.read(0, 16384).wait().unwrap()[..] == wanted[..]);
+}
+
+#[test]
+fn dirty_data_is_data_and_dirty_zeros_are_no_hole() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    for at in 0..4 {
+        disk.write(65536 + at * 4096, [1; 4096]).wait().unwrap();
+    }
+    disk.zero(65536 + 16384, 4096).wait().unwrap();
+    let extents = disk.status(0, 1 << 20).wait().unwrap();
+    let said: Vec<_> = extents.iter().map(|e| (e.len, e.hole, e.zero)).collect();
+    let rest = (1 << 20) - 65536 - 5 * 4096;
+    let wanted =
+        [(65536, true, true), (16384, false, false), (4096, false, true), (rest, true, true)];
+    assert_eq!(said, wanted);
+}
+
+/// A line that is only written is not worth a place; one that was read while it was dirty is asked for again, and lies on flash already.
+#[test]
+fn lines_that_were_read_while_dirty_are_cached_when_the_store_has_them() {
+    let dir = TempDir::new().unwrap();
+    let builder = builder(dir.path(), Some(ordered(Pace::AtBound)));
+    let cache = builder.admission("all").open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 1 << 16]).wait().unwrap();
+    disk.write(1 << 20, [2; 1 << 16]).wait().unwrap();
+    assert!(disk.read(1 << 20, 1 << 16).wait().unwrap().iter().all(|&b| b == 2));
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    let hits = |at: u64, byte: u8| {
+        let before = cache.stats().engine.read_hits;
+        assert!(disk.read(at, 1 << 16).wait().unwrap().iter().all(|&b| b == byte));
+        cache.stats().engine.read_hits - before
+    };
+    assert_eq!(hits(0, 1), 0, "nobody had read it");
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while hits(1 << 20, 2) == 0 {
+        assert!(std::time::Instant::now() < end, "what was read while it was dirty is not cached");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
@@ -100,7 +141,12 @@ fn random_operations_are_what_a_plain_file_would_have_done() {
         let mut rng = Rng::new(seed as u64);
         for round in 0..4 {
             let pace = if round % 2 == 0 { Pace::Async } else { Pace::AtBound };
-            let config = BackConfig { order, pace, dirty_max: Some(ByteSize::mib(16)) };
+            let config = BackConfig {
+                order,
+                pace,
+                dirty_max: Some(ByteSize::mib(16)),
+                ..BackConfig::default()
+            };
             let cache = builder(dir.path(), Some(config)).open().unwrap();
             let disk = cache.volume("disk").unwrap();
             for _ in 0..150 {
@@ -151,7 +197,7 @@ fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
         let dir = TempDir::new().unwrap();
         let mut rng = Rng::new(seed);
         let order = Order::Journaled(crate::block::back::Cuts::Flushes);
-        let config = BackConfig { order, pace: Pace::Async, dirty_max: None };
+        let config = BackConfig { order, pace: Pace::Async, ..BackConfig::default() };
         let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
         let disk = cache.volume("disk").unwrap();
         let done = |pending: crate::block::Pending<()>| {
@@ -373,4 +419,433 @@ fn a_write_log_that_cannot_be_leaves_no_file_behind() {
     let why = open::format(&config, [3; 32], UnixSecs(1)).unwrap_err().to_string();
     assert!(why.contains("too few"), "{why}");
     assert!(!path.exists());
+}
+
+fn backing(dir: &Path) -> Box<dyn backing::Backing> {
+    let uri: Uri = format!("file:{}", dir.join("disk").display()).parse().unwrap();
+    let options = OpenOptions { watch: false, ..OpenOptions::default() };
+    super::backing::open_with(&uri, &options).unwrap()
+}
+
+fn wishes(back: BackConfig) -> crate::block::back::BackWish {
+    crate::block::back::BackWish { back: Some(back), marker: MarkerAt::Beside }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    std::fs::copy(from.join("cache"), to.join("cache")).unwrap();
+}
+
+/// Moves a store with its marker, and its cache, to another place: as another host would have them.
+fn moves(from: &Path, to: &Path) {
+    for name in ["disk", "disk.larder", "cache"] {
+        std::fs::rename(from.join(name), to.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn a_volume_that_was_put_aside_with_what_is_dirty_is_taken_up_elsewhere_and_a_copy_counts_no_more()
+{
+    for order in [Order::Any, Order::Ordered(Grain::Flush)] {
+        let back = || BackConfig { age: None, order, pace: Pace::AtBound, dirty_max: None };
+        let (dir, other, copied) =
+            (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+        let cache = builder(dir.path(), Some(back())).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        disk.write(0, [1; 8192]).wait().unwrap();
+        disk.zero(4096, 512).wait().unwrap();
+        disk.write(1 << 20, [2; 1024]).wait().unwrap();
+        drop(disk);
+        assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+        let aside = cache.core().put_aside();
+        assert_eq!(aside[0].carried_bytes, Some(8192 + 1024), "{aside:?}");
+        let why = cache.core().forget("disk", &mut || true).unwrap_err().to_string();
+        assert!(why.contains("its store does not have"), "{why}");
+        assert!(store(dir.path()).iter().all(|&b| b == 0));
+        drop(cache);
+        let found = crate::block::inspect::inspect(&dir.path().join("cache"), &mut |_, _| true);
+        let found = found.unwrap();
+        assert!(found.volumes[0].write_back.as_ref().unwrap().carried, "{found:?}");
+        let dirty = &found.dirty_data.as_ref().unwrap().volumes[0];
+        assert_eq!((dirty.bytes, dirty.records), (8192 + 1024, 3));
+        // Nobody else may have it, nor this one write through.
+        copy(dir.path(), copied.path());
+        let why = builder(dir.path(), None).open().err().unwrap().to_string();
+        assert!(why.contains("this cache holds writes of it"), "{why}");
+        moves(dir.path(), other.path());
+        for round in 0..3u8 {
+            let cache = builder(other.path(), Some(back())).open().unwrap();
+            let disk = cache.volume("disk").unwrap();
+            let read = disk.read(0, 8192).wait().unwrap();
+            assert!(read[..4096].iter().all(|&b| b == 1), "{order:?} {round}");
+            assert!(read[4096..4608].iter().all(|&b| b == 0) && read[4608] == 1);
+            let read = disk.read(1 << 20, 1024).wait().unwrap();
+            assert!(read.iter().all(|&b| b == if round == 0 { 2 } else { 2 + round }));
+            disk.write(1 << 20, [3 + round; 1024]).wait().unwrap();
+            drop(disk);
+            if round == 1 {
+                // Once more.
+                assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+            }
+        }
+        // The copy was made before it was taken up.
+        std::fs::rename(other.path().join("cache"), other.path().join("right")).unwrap();
+        std::fs::copy(copied.path().join("cache"), other.path().join("cache")).unwrap();
+        let why = builder(other.path(), Some(back())).open().err().unwrap().to_string();
+        assert!(why.contains("recovered"), "{why}");
+        std::fs::rename(other.path().join("right"), other.path().join("cache")).unwrap();
+        let cache = builder(other.path(), Some(back())).open().unwrap();
+        assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+        assert!(store(other.path())[1 << 20..][..1024].iter().all(|&b| b == 5));
+        assert!(store(other.path())[..4096].iter().all(|&b| b == 1));
+    }
+}
+
+#[test]
+fn a_volume_put_aside_with_what_is_dirty_stays_in_a_log_that_others_fill_and_comes_back() {
+    let dir = TempDir::new().unwrap();
+    let more = dir.path().join("more");
+    File::create(&more).unwrap().set_len(BYTES).unwrap();
+    let both = || {
+        let more = format!("file:{}", more.display());
+        let builder = builder(dir.path(), Some(ordered(Pace::AtBound)));
+        builder.volume("more", &more).unwrap().write_back("more", ordered(Pace::Async))
+    };
+    let cache = both().open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    for i in 0..64u64 {
+        disk.write(i * 8192, [i as u8 + 1; 4096]).wait().unwrap();
+    }
+    drop(disk);
+    assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+    // All of the log several times: what was put aside is copied out of the way.
+    let fill = |cache: &Cache| {
+        let more = cache.volume("more").unwrap();
+        for i in 0..600u64 {
+            more.write(i % 16 * (256 << 10), vec![i as u8; 256 << 10]).wait().unwrap();
+        }
+    };
+    fill(&cache);
+    let check = |cache: &Cache| {
+        let disk = cache.volume("disk").unwrap();
+        for i in 0..64u64 {
+            let read = disk.read(i * 8192, 4096).wait().unwrap();
+            assert!(read.iter().all(|&b| b == i as u8 + 1), "{i}");
+        }
+    };
+    // In the same run.
+    let disk = cache.attach_as("disk", backing(dir.path()), &wishes(ordered(Pace::AtBound)));
+    drop(disk.unwrap());
+    check(&cache);
+    assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+    drop(cache);
+    // A start that does not have it keeps it.
+    let only = Cache::builder(dir.path().join("cache")).state_dir(dir.path().join("state"));
+    let only = only.threads(2).volume("more", &format!("file:{}", more.display())).unwrap();
+    let cache = only.write_back("more", ordered(Pace::Async)).open().unwrap();
+    assert_eq!(cache.core().put_aside()[0].carried_bytes, Some(64 * 4096));
+    fill(&cache);
+    drop(cache);
+    let cache = both().open().unwrap();
+    check(&cache);
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    for i in 0..64usize {
+        assert!(store(dir.path())[i * 8192..][..4096].iter().all(|&b| b == i as u8 + 1));
+    }
+}
+
+#[test]
+fn a_journaled_volume_is_taken_up_with_the_journal_that_it_left() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Journaled(crate::block::back::Cuts::Flushes);
+    let back = || BackConfig { age: None, order, pace: Pace::Async, dirty_max: None };
+    let mut rng = Rng::new(7);
+    let mut plain = vec![0u8; BYTES as usize];
+    for round in 0..4 {
+        let cache = builder(dir.path(), Some(back())).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        assert!(disk.read(0, 1 << 20).wait().unwrap()[..] == plain[..1 << 20], "{round}");
+        for _ in 0..50 {
+            let (line, byte) = (rng.below(256), rng.next_u64() as u8);
+            plain[(line * 4096) as usize..][..4096].fill(byte);
+            disk.write(line * 4096, [byte; 4096]).wait().unwrap();
+            if rng.chance(0.2) {
+                disk.flush().wait().unwrap();
+            }
+        }
+        drop(disk);
+        assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+    }
+    let cache = builder(dir.path(), Some(back())).open().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert!(store(dir.path()) == plain);
+}
+
+/// Four threads write, read and flush, each its own part of the volume, while it changes over again and again. What was answered is read; in
+/// the end all of it is in the store.
+#[test]
+fn a_volume_changes_over_under_load_and_nothing_is_lost() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), None).open().unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    const PART: u64 = 1 << 20;
+    let parts: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4u64)
+            .map(|n| {
+                let (disk, stop) = (cache.volume("disk").unwrap(), &stop);
+                scope.spawn(move || {
+                    let mut rng = Rng::new(n);
+                    let mut part = vec![0u8; PART as usize];
+                    while !stop.load(Ordering::Relaxed) {
+                        let at = rng.below(PART / 512) * 512;
+                        let len = ((1 + rng.below(16)) * 512).min(PART - at);
+                        let range = at as usize..(at + len) as usize;
+                        match rng.below(8) {
+                            0..4 => {
+                                let byte = rng.next_u64() as u8;
+                                part[range].fill(byte);
+                                disk.write(n * PART + at, vec![byte; len as usize]).wait().unwrap();
+                            }
+                            4 => {
+                                part[range].fill(0);
+                                disk.zero(n * PART + at, len).wait().unwrap();
+                            }
+                            5 => disk.flush().wait().unwrap(),
+                            _ => {
+                                let read = disk.read(n * PART + at, len as usize).wait().unwrap();
+                                assert!(read[..] == part[range], "client {n} at {at}");
+                            }
+                        }
+                    }
+                    part
+                })
+            })
+            .collect();
+        let orders = [
+            ordered(Pace::Async),
+            ordered(Pace::AtBound),
+            BackConfig { order: Order::Any, ..ordered(Pace::Async) },
+            BackConfig {
+                order: Order::Journaled(crate::block::back::Cuts::Flushes),
+                ..ordered(Pace::Async)
+            },
+        ];
+        let through = crate::block::back::BackWish::default();
+        for back in orders.iter().cycle().take(12) {
+            assert!(cache.change_over("disk", &wishes(back.clone()), &mut |_| true).unwrap());
+            let status = cache.core().back_status("disk").unwrap();
+            assert_eq!(status.config.order, back.order);
+            std::thread::sleep(Duration::from_millis(60));
+            assert!(cache.change_over("disk", &through, &mut |_| true).unwrap());
+            assert!(cache.core().back_status("disk").is_none());
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    for (n, part) in parts.iter().enumerate() {
+        assert!(store(dir.path())[n * PART as usize..][..PART as usize] == part[..], "client {n}");
+    }
+    // It was not remembered, and its marker is clean.
+    drop(cache);
+    let cache = builder(dir.path(), None).open().unwrap();
+    let why = cache.change_over("disk", &crate::block::back::BackWish::default(), &mut |_| true);
+    let why = why.unwrap_err().to_string();
+    assert!(why.contains("writes through already"), "{why}");
+}
+
+#[test]
+fn a_volume_that_changed_over_is_found_so_after_a_kill() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), None).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    assert!(cache.change_over("disk", &wishes(ordered(Pace::AtBound)), &mut |_| true).unwrap());
+    disk.write(0, [2; 4096]).wait().unwrap();
+    drop((disk, cache));
+    assert!(store(dir.path())[..4096].iter().all(|&b| b == 1));
+    let why = builder(dir.path(), None).open().err().unwrap().to_string();
+    assert!(why.contains("this cache holds writes of it"), "{why}");
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read.iter().all(|&b| b == 2));
+    // Whoever asked waits no longer: it is as it was.
+    let through = crate::block::back::BackWish::default();
+    let done = cache.change_over("disk", &through, &mut |_| false).unwrap();
+    if !done {
+        assert!(cache.core().back_status("disk").is_some());
+    }
+    cache.volume("disk").unwrap().write(0, [3; 4096]).wait().unwrap();
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read.iter().all(|&b| b == 3));
+}
+
+#[test]
+fn a_mark_is_durable_when_it_is_answered_and_known_after_a_restart_and_in_the_marker() {
+    let dir = TempDir::new().unwrap();
+    let last = |cache: &Cache| {
+        let status = cache.core().back_status("disk").unwrap();
+        let stored = status.stored_mark == status.last_mark;
+        status.last_mark.map(|name| (name, stored))
+    };
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    assert_eq!(last(&cache), None);
+    disk.consistency_point("before the move").unwrap();
+    disk.consistency_point("nightly").unwrap();
+    let status = cache.core().back_status("disk").unwrap().status;
+    assert_eq!((status.dirty, status.positions), (4096, [0, 3, 2, 3]));
+    assert_eq!(last(&cache), Some(("nightly".into(), false)));
+    disk.write(0, [2; 512]).wait().unwrap();
+    let why = disk.consistency_point("").unwrap_err().to_string();
+    assert!(why.contains("1 to 255 bytes"), "{why}");
+    assert!(disk.consistency_point(&"x".repeat(256)).is_err());
+    drop((disk, cache));
+    // Neither is taken for a write.
+    let found =
+        crate::block::inspect::inspect(&dir.path().join("cache"), &mut |_, _| true).unwrap();
+    assert_eq!((found.faulty(), found.dirty_data.unwrap().volumes[0].bytes), (0, 4096));
+    let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
+    assert_eq!(last(&cache), Some(("nightly".into(), false)));
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read[..512].iter().all(|&b| b == 2) && read[512..].iter().all(|&b| b == 1));
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(last(&cache), Some(("nightly".into(), true)));
+    assert!(store(dir.path())[..512].iter().all(|&b| b == 2));
+    assert!(cache.detach("disk", &mut |_| true).unwrap());
+    let marker = std::fs::read(dir.path().join("disk.larder")).unwrap();
+    let [a, b] = [&marker[..4096], &marker[4096..8192]];
+    let marker = larder_format::block::marker::choose(a, b).unwrap().marker;
+    assert_eq!(marker.mark.as_deref(), Some("nightly"));
+}
+
+#[test]
+fn a_volume_that_writes_through_has_no_marks() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), None).open().unwrap();
+    let why = cache.volume("disk").unwrap().consistency_point("a").unwrap_err().to_string();
+    assert!(why.contains("does not write back"), "{why}");
+}
+
+/// The cache is lost at a random moment: what `recover` makes of store and journal is what the volume was at the mark that it names.
+#[test]
+fn where_marks_alone_count_a_recovered_store_is_at_the_mark_that_is_named() {
+    const LINES: u64 = 32;
+    let (mut marked, mut unmarked) = (0, 0);
+    for seed in 0..24 {
+        let dir = TempDir::new().unwrap();
+        let mut rng = Rng::new(seed);
+        let order = Order::Journaled(Cuts::Marks);
+        let config = BackConfig { order, ..BackConfig::default() };
+        let cache = builder(dir.path(), Some(config)).threads(0).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let done = |pending: crate::block::Pending<()>| {
+            while !pending.is_done() {
+                cache.turn().unwrap();
+            }
+            pending.wait().unwrap();
+        };
+        let mut plain = vec![0u8; (LINES * 4096) as usize];
+        let mut marks = vec![plain.clone()];
+        for _ in 0..rng.range(20, 150) {
+            let (line, byte) = (rng.below(LINES), rng.next_u64() as u8);
+            plain[(line * 4096) as usize..((line + 1) * 4096) as usize].fill(byte);
+            done(disk.write(line * 4096, [byte; 4096]));
+            if rng.chance(0.2) {
+                done(disk.flush());
+            }
+            if rng.chance(0.1) {
+                marks.push(plain.clone());
+                let sequence = disk.consistency_point(&(marks.len() - 1).to_string()).unwrap();
+                assert!(sequence > 0);
+            }
+            for _ in 0..rng.below(6) {
+                cache.turn().unwrap();
+            }
+            if rng.chance(0.1) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        cache.core().refresh_marker(&cache.core().volume("disk").unwrap());
+        let files = ["disk", "disk.larder", "disk.larder.journal"];
+        let lost = files.map(|name| std::fs::read(dir.path().join(name)).unwrap());
+        let status = cache.core().back_status("disk").unwrap();
+        assert_eq!((status.status.missed_marks, status.status.off_mark), (0, false));
+        drop((disk, cache));
+        for (name, bytes) in files.iter().zip(lost) {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+        let options = OpenOptions { watch: false, ..OpenOptions::default() };
+        let backing = backing::open_with(&uri, &options).unwrap();
+        let told = crate::block::back::recover(&*backing, None, false).unwrap();
+        assert!(told.recovered, "{told:?}");
+        let at: usize = told.mark.as_deref().map_or(0, |name| name.parse().unwrap());
+        let left = store(dir.path());
+        assert!(left[..plain.len()] == marks[at][..], "seed {seed}: {told:?} {status:?}");
+        *(if at > 0 { &mut marked } else { &mut unmarked }) += 1;
+    }
+    assert!(marked > 10 && unmarked < 12, "{marked} of them had a mark");
+}
+
+#[test]
+fn without_a_mark_nothing_is_destaged_unless_somebody_asks_for_all() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Journaled(Cuts::Marks);
+    let age = Some(Age { most: larder_base::Nanos::from_millis(100), hard: false });
+    let config = BackConfig { order, age, ..BackConfig::default() };
+    let cache = builder(dir.path(), Some(config)).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    let status = || cache.core().back_status("disk").unwrap().status;
+    disk.write(0, [1; 4096]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(store(dir.path()).iter().all(|&b| b == 0));
+    let now = status();
+    assert!(now.no_mark && now.is_old && now.dirty == 4096, "{now:?}");
+    disk.consistency_point("first").unwrap();
+    let wait = |f: &dyn Fn() -> bool| {
+        for _ in 0..500 {
+            if f() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{:?}", status());
+    };
+    wait(&|| store(dir.path())[0] == 1 && status().positions[0] == status().positions[3]);
+    let now = status();
+    assert_eq!((now.no_mark, now.off_mark, now.missed_marks), (false, false, 0), "{now:?}");
+    // All of it is wanted there, mark or not.
+    disk.write(4096, [2; 4096]).wait().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert!(store(dir.path())[4096] == 2);
+    let now = status();
+    assert_eq!((now.off_mark, now.missed_marks), (true, 1), "{now:?}");
+    disk.consistency_point("second").unwrap();
+    wait(&|| !status().off_mark);
+    assert_eq!(cache.core().back_status("disk").unwrap().stored_mark.as_deref(), Some("second"));
+}
+
+#[test]
+fn what_nears_its_age_is_destaged_before_its_time() {
+    let dir = TempDir::new().unwrap();
+    let age = Some(Age { most: larder_base::Nanos::from_millis(200), hard: true });
+    let pace = Pace::Periodic(larder_base::Nanos::from_secs(3600));
+    let cache = builder(dir.path(), Some(BackConfig { age, ..ordered(pace) })).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    for round in 1..5u8 {
+        disk.write(0, vec![round; 4096]).wait().unwrap();
+        let mut looks = 0;
+        while store(dir.path())[0] != round {
+            looks += 1;
+            assert!(looks < 300, "round {round}: {:?}", cache.core().back_status("disk"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let none = BackConfig { age, ..ordered(Pace::AtBound) };
+    drop((disk, cache));
+    let why = builder(dir.path(), Some(none)).open().unwrap_err().to_string();
+    assert!(why.contains("destage=none") && why.contains("leave one of the two out"), "{why}");
 }

@@ -44,7 +44,7 @@ fn builder(dir: &Path, order: Order, pace: Pace) -> Builder {
     let builder = Cache::builder(dir.join("cache")).create(ByteSize::mib(192));
     let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.join("state")).threads(2);
     let builder = builder.volume("disk", &format!("file:{}", path.display())).unwrap();
-    builder.write_back("disk", BackConfig { order, pace, dirty_max: None })
+    builder.write_back("disk", BackConfig { order, pace, ..BackConfig::default() })
 }
 
 fn marker(dir: &Path) -> MarkerState {

@@ -1,4 +1,4 @@
-//! Dirty data of a cache that is not in use: it is verified and exported without its store; an explanation while it is served.
+//! Dirty data of a cache that is not in use: it is verified and exported without its store; marks and explanations while it is served.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -7,25 +7,38 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{has, prepare};
-use crate::daemon::ask::ask;
+use crate::daemon::ask::{ask, json};
 use crate::daemon::{Daemon, session_of, write};
 
 const HELD: &str = "back:ordered,destage=none";
 
-/// A cache that holds 12 KiB of `disk`; the store is gone.
+/// A cache that holds 12 KiB of `disk`, with two marks, and a volume with nothing dirty; the store is gone.
 fn left(dir: &Path) {
     let daemon = Daemon::start(dir, &["--write", HELD]);
     let mut s = session_of(dir, "disk");
     write(&mut *s, 4096, 4096, 7);
     drop(s);
+    let (code, said, error) = ask(dir, &["mark", "disk", "before the move"]);
+    assert_eq!(code, 0, "{error}");
+    has(&said, &["disk: mark 'before the move' is durable on flash, write 2"]);
     let mut s = session_of(dir, "disk");
     write(&mut *s, 1 << 20, 8192, 9);
     drop(s);
+    let status = json(dir, &["status"]);
+    let back = &status["volumes"][0]["write_back"];
+    assert_eq!(back["last_mark"], "before the move", "{back:#}");
+    assert!(back["stored_mark"].is_null(), "{back:#}");
     let (code, said, _) = ask(dir, &["explain", "disk", "8"]);
     assert_eq!(code, 0);
     has(&said, &["dirty", "4 KiB of it for", "not in its store"]);
     let (_, said, _) = ask(dir, &["explain", "disk", "0"]);
     has(&said, &["its store has all of it"]);
+    let (code, _, error) = ask(dir, &["mark", "disk", ""]);
+    assert_eq!(code, 2);
+    has(&error, &["1 to 255 bytes"]);
+    let (code, _, error) = ask(dir, &["mark", "other", "a"]);
+    assert_eq!(code, 1);
+    has(&error, &["'other'"]);
     let (code, _, error) = export(dir, "early", &[]);
     assert_eq!(code, Some(1), "{error}");
     has(&error, &["in use", "larder block flush"]);
@@ -62,10 +75,10 @@ fn dirty_data_is_verified_and_exported_when_its_store_is_gone() {
     left(dir);
     let (code, said, error) = check(dir, &[]);
     assert_eq!(code, Some(0), "{said}{error}");
-    has(&said, &["dirty data", "disk: 12 KiB dirty in 2 records, writes 1 to 2"]);
+    has(&said, &["dirty data", "disk: 12 KiB dirty in 3 records, writes 1 to 3"]);
     let (code, said, error) = export(dir, "out", &[]);
     assert_eq!(code, Some(0), "{error}");
-    has(&said, &["disk: 12 KiB in 2 extents, up to write 2"]);
+    has(&said, &["disk: 12 KiB in 2 extents, up to write 3"]);
     let out = std::fs::read(dir.join("out")).unwrap();
     let mut wanted = vec![0u8; 32 << 20];
     wanted[4096..8192].fill(7);
@@ -95,7 +108,7 @@ fn dirty_data_is_verified_and_exported_when_its_store_is_gone() {
     assert_eq!(code, Some(1), "{said}");
     has(
         &said,
-        &["dirty bytes 1052672 to 1056768 of disk (write 2)", "checksum", "export what is left"],
+        &["dirty bytes 1052672 to 1056768 of disk (write 3)", "checksum", "export what is left"],
     );
     has(&error, &["fault"]);
     let (code, said, _) = check(dir, &["--json"]);

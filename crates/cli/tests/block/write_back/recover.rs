@@ -55,7 +55,7 @@ fn mark(uri: &str, at: Option<&str>, state: MarkerState, order: Order) -> Box<dy
         attachment: 1,
         frontier: 9,
         time: TIME * 1_000_000_000,
-        mark: None,
+        mark: Some("before the move".into()),
         order,
         applied: 0,
     };
@@ -129,6 +129,7 @@ fn it_is_answered_in_json_too() {
         ("host", "there".into()),
         ("order", "ordered".into()),
         ("not_older_than", TIME.into()),
+        ("mark", "before the move".into()),
         ("generation", 6.into()),
         ("fenced", true.into()),
     ] {

@@ -104,6 +104,17 @@ fn what_was_answered_is_there_after_a_kill_and_in_the_store_after_a_flush() {
 
 /// The volume is detached in good order, and written through from now on: its marker is clean, and nothing is missing.
 #[track_caller]
+#[test]
+fn a_stop_says_what_it_leaves_dirty() {
+    let dir = prepare();
+    let dir = dir.path();
+    let mut daemon = Daemon::start(dir, &["--write", HELD]);
+    write_all(dir, "disk", &vec![(1, 9), (7, 9)]);
+    daemon.signal(rustix::process::Signal::TERM);
+    let line = daemon.wait_for("not to its store");
+    has(&line, &["volume 'disk': 8 KiB", "larder block detach disk"]);
+}
+
 fn goes_through(dir: &Path, daemon: Daemon, all: &Blocks) {
     let (code, _, error) = ask(dir, &["detach", "disk", "--disconnect"]);
     assert_eq!(code, 0, "{error}");
@@ -218,6 +229,12 @@ fn a_volume_is_attached_to_write_back_and_drained_when_it_is_detached() {
         (&["--write", "back:best"][..], 2, &["'best' is no order", "choose any, ordered"][..]),
         (&["--write", "hdd-ssd"], 2, &["'hdd-ssd' does not say how to write back"]),
         (&["--dirty-max", "16m"], 2, &["'more' does not write back"]),
+        (&["--dirty-age-max", "5"], 2, &["'more' does not write back"]),
+        (
+            &["--write", HELD, "--dirty-age-max", "5"],
+            2,
+            &["destage=none", "leave one of the two out"],
+        ),
         (&["--write", HELD, "--read-only"], 2, &["is only read"]),
         (&["--marker", "/m", "--no-marker"], 2, &["--no-marker"]),
     ] {

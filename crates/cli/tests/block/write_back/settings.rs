@@ -29,7 +29,7 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
         (&["--write", "back:ordered,grain=line"], &["grain='line'", "flush or completion"]),
         (&["--write", "back:any,destage=soon"], &["destage='soon'", "periodic:SECONDS"]),
         (&["--write", "back:any,destage=periodic:0"], &["periodic:0", "between 1 and"]),
-        (&["--write", "db=back:any,cut=marks"], &["'cut=marks'", "known are grain="]),
+        (&["--write", "db=back:any,cut=marks"], &["cut=", "'journaled' alone"]),
         (&["--write", "db=back:any,destage=none,destage=none"], &["destage= is said twice"]),
         (&["--write", "db=hdd-inv"], &["hdd-inv is of all volumes", "without 'db='"]),
         (&["--write", "hdd-inv", "--write", "hdd-upd"], &["hdd-upd", "hdd-inv", "choose one"]),
@@ -62,6 +62,26 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
             &["--write", "back:any", "--dirty-max", "1g", "--dirty-max", "2g"],
             &["--dirty-max 2 GiB", "already of all volumes"],
         ),
+        (
+            &["--write", "back:any", "--dirty-age-max", "soon"],
+            &["'soon' is no age", "SECONDS,hard"],
+        ),
+        (&["--dirty-age-max", "5"], &["--dirty-age-max 5", "no volume writes back"]),
+        (
+            &["--write", "db=back:any", "--dirty-age-max", "www=5,hard"],
+            &["--dirty-age-max www=5,hard", "'www' does not write back"],
+        ),
+        (
+            &["--write", "back:any,destage=none", "--dirty-age-max", "5"],
+            &["--dirty-age-max 5: volume 'db': with destage=none", "leave one of the two out"],
+        ),
+        (
+            &["--write", "back:any", "--dirty-age-max", "5", "--dirty-age-max", "6,hard"],
+            &["--dirty-age-max 6,hard", "already of all volumes"],
+        ),
+        // Marks.
+        (&["--write", "back:ordered,cut=marks"], &["cut=", "'journaled' alone"]),
+        (&["--write", "back:journaled,on-full=cut"], &["on-full=", "cut=marks"]),
         // Markers.
         (&["--marker", "/m"], &["--marker '/m'", "write NAME=PLACE"]),
         (&["--marker", "db="], &["--marker 'db='", "write NAME=PLACE"]),
@@ -102,6 +122,8 @@ fn what_can_be_meant_comes_as_far_as_the_cache() {
         &["--write", "db=back:any", "--write", "back:ordered,grain=completion"],
         &["--write", "db=back:any,destage=periodic:30", "--dirty-max", "1g"],
         &["--write", "back:any,destage=none", "--read-only-volume", "www"],
+        &["--write", "db=back:journaled,cut=marks,on-full=cut", "--dirty-age-max", "db=5,hard"],
+        &["--write", "back:any", "--write", "db=back:ordered", "--dirty-age-max", "db=5"],
         &["--marker", "db=nbd://filer/marker", "--no-marker", "www"],
     ] {
         let (code, message) = serve(more);
@@ -137,6 +159,8 @@ fn a_file_says_the_same_as_the_flags_and_is_printed_again() {
         "write = [\"hdd-upd\", \"db=back:any\"]\ndirty-max = \"1g\"\nno-marker = [\"db\"]\n",
         "[write]\ndb = \"back:ordered,grain=completion\"\n[dirty-max]\ndb = \"1g\"\n[marker]\ndb = \"/m\"\n",
         "write = \"back:ordered\"\n",
+        "write = \"back:journaled,cut=marks\"\ndirty-age-max = \"5,hard\"\n",
+        "write = \"back:any\"\n[dirty-age-max]\ndb = \"5\"\n",
     ] {
         let (code, message) = served(&format!("{text}{volumes}"));
         assert_eq!(code, Some(1), "{text}: {message}");

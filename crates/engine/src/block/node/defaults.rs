@@ -29,7 +29,7 @@ pub fn evict() -> EvictionBy {
 pub const WRITE: WriteMode = WriteMode::WriteThrough;
 /// Lines on their way to flash behind replies, over all shards.
 pub const FILL_MEMORY: ByteSize = ByteSize::mib(64);
-/// The least and the most of it.
+/// The least and the most of it. What volumes that write back have on their way to their stores may have as much again.
 pub const FILL_MEMORY_BOUNDS: (ByteSize, ByteSize) = (ByteSize::mib(1), ByteSize::gib(1024));
 /// How far is read ahead of clients that read in sequence.
 pub const READAHEAD: ByteSize = readahead::DEFAULT;

@@ -67,9 +67,14 @@ pub trait Volume: Clone {
     fn base(&self) -> u64;
     /// The address behind its last whole line.
     fn whole(&self) -> u64;
-    /// Another operation on it begins, and its base stays until [`Volume::leave`]. False while it moves.
+    /// Another operation on it begins, and its base stays until [`Volume::leave`]. False while it moves, or changes over
+    /// between writing through and writing back.
     fn enter(&self) -> bool {
         true
+    }
+    /// The same of what is destaged of it: that goes on while clients wait for the volume to change over.
+    fn enter_destage(&self) -> bool {
+        self.enter()
     }
     /// The operation has ended.
     fn leave(&self) {}

@@ -7,7 +7,7 @@ use crate::block::api::{OpId, PartKind};
 use crate::block::node::calls::{Message, OP_BITS, Wake, put, thread_of};
 use crate::block::node::event::Host;
 use crate::block::node::queue::Node;
-use crate::block::writeback::log::{Append, Asks, WriteLog};
+use crate::block::writeback::log::{Append, Asks, NOBODY, WriteLog};
 use crate::block::writeback::volume_log::Kind;
 
 /// Number of a read of the log, of the queue that asks for it.
@@ -44,7 +44,7 @@ pub fn call_log<H: Host, N: Node<H>, R>(
                 wake.add(thread);
             }
         };
-        for (op, failed) in asks.answers.drain(..) {
+        for (op, failed) in asks.answers.drain(..).filter(|(op, _)| *op != NOBODY) {
             send(op, Message::Logged { failed });
         }
         for (op, append) in asks.through.drain(..) {
@@ -55,6 +55,8 @@ pub fn call_log<H: Host, N: Node<H>, R>(
                         Kind::Write => PartKind::Write,
                         Kind::Zero => PartKind::Zero,
                         Kind::Trim => PartKind::Trim,
+                        // Whoever asked for it hears that nothing is logged any more.
+                        Kind::Mark => continue,
                     };
                     Message::Through { kind, at, len, bytes, may_punch }
                 }

@@ -290,7 +290,9 @@ impl<H: Host> Queue<H> {
             return fx.answer(Answer { ticket, outcome, bytes, losses: None, ended: None });
         }
         // Where it lies in the line space is what it is done by.
-        let placed = state == State::Served && !matches!(op, Op::Flush | Op::Status { .. });
+        let mut placed = state == State::Served && !matches!(op, Op::Flush | Op::Status { .. });
+        // A flush of the log is of a volume that stays with it.
+        placed |= matches!(op, Op::Flush) && node.attachment(&volume).is_some();
         if placed && !node.enter(&volume) {
             return self.postponed.push_back(Submit { volume, ticket, op, holds });
         }
@@ -338,7 +340,7 @@ impl<H: Host> Queue<H> {
                 operation.dirty = dirty.unwrap_or_default();
                 self.straight(node, now, fx, operation);
             }
-            _ if placed => self.begin(node, now, fx, operation, Verdict::Admit),
+            (_, Kind::Part(_)) if placed => self.begin(node, now, fx, operation, Verdict::Admit),
             _ => self.straight(node, now, fx, operation),
         }
     }
@@ -461,7 +463,9 @@ impl<H: Host> Queue<H> {
         };
         let mut of_ahead = Verdict::Reject;
         match kind {
-            PartKind::Write if op.destages.is_some() => verdicts.resize(parts.len(), advice),
+            PartKind::Write if op.destages.is_some() && advice == Verdict::Reject => {
+                verdicts.resize(parts.len(), advice);
+            }
             PartKind::Read | PartKind::Write => {
                 let mut kinds = std::mem::take(&mut self.kinds);
                 let said = (&mut kinds, &mut verdicts);

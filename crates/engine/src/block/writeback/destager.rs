@@ -48,6 +48,15 @@ const PAUSE: (Nanos, Nanos) = (Nanos::from_millis(100), Nanos::from_millis(5_000
 
 /// What a destager asks for. Each ends by a call of [`Destager`].
 pub trait Effects {
+    /// Whether there is memory for so many bytes more on their way to the store or the journal. Where there is none, [`Destager::step`] is called when
+    /// there may be.
+    fn takes(&mut self, _bytes: u64) -> bool {
+        true
+    }
+    /// Of an epoch that may have so many bytes, how many it may have at most.
+    fn epoch(&self, most: u64) -> u64 {
+        most
+    }
     /// The store is to be told of this stretch; ends by [`Destager::stored`].
     fn store(&mut self, piece: u32, dirty: Dirty);
     /// The store is to be flushed; ends by [`Destager::flushed`].
@@ -82,6 +91,8 @@ enum Phase {
 pub struct Destager {
     config: Config,
     phase: Phase,
+    /// Most bytes of a window, for its time.
+    limit: u64,
     window: Option<Window>,
     pieces: Vec<Dirty>,
     /// Pieces that the store was told of, and those of them that have ended.
@@ -96,6 +107,8 @@ pub struct Destager {
     in_place: bool,
     /// When the window began.
     began: Option<Nanos>,
+    /// There was no memory for an epoch that was due.
+    starved: bool,
     pause: Nanos,
     /// Failures since something went well.
     failures: u32,
@@ -108,6 +121,7 @@ impl Destager {
         Destager {
             config,
             phase: Phase::Idle,
+            limit: u64::MAX,
             window: None,
             pieces: Vec::new(),
             told: 0,
@@ -117,6 +131,7 @@ impl Destager {
             epoch,
             in_place: false,
             began: None,
+            starved: false,
             pause: PAUSE.0,
             failures: 0,
             fault: Fault::default(),
@@ -134,6 +149,36 @@ impl Destager {
         self.epoch
     }
 
+    /// In which order.
+    pub fn order(&self) -> Order {
+        self.config.order
+    }
+
+    /// Windows are to have no more bytes than this. (Epochs end where they may: their bound is the journal's.)
+    pub fn limit(&mut self, bytes: u64) {
+        self.limit = bytes;
+    }
+
+    /// Most bytes of the next window or epoch.
+    pub fn most(&self) -> u64 {
+        if self.is_journaled() { self.config.most } else { self.config.most.min(self.limit) }
+    }
+
+    /// Where the window ends that is on its way.
+    pub fn last(&self) -> Option<u64> {
+        self.window.as_ref().map(|window| *window.end())
+    }
+
+    /// When the last window began.
+    pub fn began(&self) -> Option<Nanos> {
+        self.began
+    }
+
+    /// Whether epochs go through a journal.
+    pub fn is_journaled(&self) -> bool {
+        matches!(self.config.order, Order::Journaled(_))
+    }
+
     /// Whether nothing is on its way to the store.
     pub fn is_idle(&self) -> bool {
         self.phase == Phase::Idle
@@ -142,6 +187,11 @@ impl Destager {
     /// Whether the store has its window, and the log is to know that.
     pub fn is_noting(&self) -> bool {
         self.phase == Phase::Noting
+    }
+
+    /// Whether neither store nor journal is asked for anything.
+    pub fn is_settled(&self) -> bool {
+        matches!(self.phase, Phase::Idle | Phase::Paused(_))
     }
 
     /// How often the store or the journal has failed since it last worked.
@@ -153,7 +203,7 @@ impl Destager {
     pub fn wakes(&self) -> Option<Nanos> {
         match (self.phase, self.config.pace) {
             (Phase::Paused(until), _) => Some(until),
-            (Phase::Idle, Pace::Periodic(every)) => {
+            (Phase::Idle, Pace::Periodic(every)) if !self.starved => {
                 self.began.map(|began| Nanos(began.0 + every.0))
             }
             _ => None,
@@ -171,8 +221,10 @@ impl Destager {
         fx: &mut impl Effects,
     ) {
         match self.phase {
-            Phase::Paused(until) if now >= until => return self.again(fx),
+            Phase::Paused(until) if now >= until => return self.again(now, fx),
             Phase::Idle => {}
+            // It may have waited for memory.
+            Phase::Writing => return self.tell(fx),
             _ => return,
         }
         let due = match (self.config.pace, self.began) {
@@ -180,10 +232,12 @@ impl Destager {
             (Pace::AtBound, _) => false,
             (Pace::Async, _) | (Pace::Periodic(_), None) => true,
         };
-        if !due && !hurry {
+        if !due && !hurry && !self.starved {
             return;
         }
-        let Some(window) = log.next(durable, self.config.most, pressed) else {
+        let journaled = matches!(self.config.order, Order::Journaled(_));
+        let most = if journaled { fx.epoch(self.most()) } else { self.most() };
+        let Some(window) = log.next(durable, most, pressed) else {
             // In vain: it is tried again in its time, not at once.
             if let (Pace::Periodic(_), true) = (self.config.pace, due) {
                 self.began = Some(now);
@@ -191,10 +245,16 @@ impl Destager {
             return;
         };
         self.pieces = log.writes(&window);
+        let epoch = self.pieces.iter().map(Dirty::memory).sum();
+        self.starved = journaled && !fx.takes(epoch);
+        if self.starved {
+            return self.pieces.clear();
+        }
         self.began = Some(now);
         let last = *window.end();
         self.window = Some(window);
-        let journaled = matches!(self.config.order, Order::Journaled(_));
+        // Marks alone change nothing that a journal could make whole.
+        let journaled = matches!(self.config.order, Order::Journaled(_)) && !self.pieces.is_empty();
         if journaled && !self.fault.is(Planted::NoJournal) {
             self.epoch += 1;
             self.phase = Phase::Journaling;
@@ -205,9 +265,13 @@ impl Destager {
     }
 
     /// After a pause: from where nothing is lost.
-    fn again(&mut self, fx: &mut impl Effects) {
-        let journaled = matches!(self.config.order, Order::Journaled(_));
+    fn again(&mut self, now: Nanos, fx: &mut impl Effects) {
+        let journaled = matches!(self.config.order, Order::Journaled(_)) && !self.pieces.is_empty();
         if journaled && !self.in_place {
+            if !fx.takes(self.pieces.iter().map(Dirty::memory).sum()) {
+                self.phase = Phase::Paused(now + PAUSE.0);
+                return;
+            }
             self.phase = Phase::Journaling;
             let last = self.window.as_ref().map_or(0, |window| *window.end());
             return fx.journal(self.epoch, last, &self.pieces);
@@ -225,13 +289,13 @@ impl Destager {
     fn tell(&mut self, fx: &mut impl Effects) {
         while self.told - self.ended < self.config.depth as usize && !self.failed {
             let Some(&dirty) = self.pieces.get(self.told) else { break };
+            if !fx.takes(dirty.memory()) {
+                break;
+            }
             self.told += 1;
             fx.store(self.told as u32 - 1, dirty);
         }
-        if self.told > self.ended {
-            return;
-        }
-        if self.failed {
+        if self.told > self.ended || self.failed || self.told < self.pieces.len() {
             return;
         }
         if self.fault.is(Planted::WindowNotFlushed) {

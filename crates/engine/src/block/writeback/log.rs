@@ -19,19 +19,28 @@
 mod batches;
 mod closing;
 mod destage;
+mod footers;
+mod marks;
+mod memory;
 mod parking;
+mod put_aside;
+mod start;
+mod sums;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use larder_base::Nanos;
 use larder_format::Uuid;
-use larder_format::block::write_log::SegmentGeometry;
+use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
 pub use closing::{Kept, Said};
 pub use destage::{Asked, Lies, Status};
+pub use marks::{MarkState, NOBODY};
 pub use parking::Parks;
+use sums::AllSums;
+pub use sums::Sums;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
@@ -39,7 +48,7 @@ use super::planted::{Fault, Planted};
 use super::recovery::Recovered;
 use super::scan::Scan;
 use super::segments::{self, Segments};
-use super::throttle::Throttle;
+use super::throttle::{Age, Throttle};
 use super::volume_log::{Kind, VolumeLog};
 use crate::block::api::OpId;
 
@@ -69,6 +78,8 @@ pub struct Config {
     pub segments: u32,
     /// Batches under way at a time.
     pub depth: u32,
+    /// Bytes that are on their way from here to stores and journals, of all volumes together, at most.
+    pub memory: u64,
     /// Nanoseconds since the Unix epoch at the time 0 of its caller.
     pub wall: u64,
 }
@@ -81,8 +92,13 @@ impl Config {
 
     /// What its segments are built from.
     fn segments(&self) -> segments::Config {
-        let room = self.geometry.bytes() - self.geometry.sector();
-        segments::Config { segments: self.segments, room, reserve: self.reserve(0) }
+        let sector = self.geometry.sector();
+        segments::Config {
+            segments: self.segments,
+            room: self.geometry.bytes() - sector,
+            footer: (footer::END_BYTES as u32, sector),
+            reserve: self.reserve(0),
+        }
     }
 }
 
@@ -99,6 +115,8 @@ pub struct Attach {
     pub destage: destager::Config,
     /// Bytes of the log that it may hold, where that is stated; else it shares what others leave.
     pub bound: Option<u64>,
+    /// How old what is dirty may become.
+    pub age: Option<Age>,
     /// Its records up to this one are durable in its store.
     pub frontier: u64,
     /// The last epoch of its journal.
@@ -107,33 +125,6 @@ pub struct Attach {
     pub marker: u64,
     /// It has one, which says what is left of a log that fails.
     pub marked: bool,
-}
-
-/// The checksums of a record's payload: one for each 4 KiB.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sums {
-    /// Of a payload of up to 4 KiB, which most are.
-    One(u32),
-    /// Of others; none without payload.
-    Many(Box<[u32]>),
-}
-
-impl Sums {
-    /// These.
-    pub fn new(sums: &[u32]) -> Sums {
-        match sums {
-            [one] => Sums::One(*one),
-            many => Sums::Many(many.into()),
-        }
-    }
-
-    /// As they are.
-    pub fn as_slice(&self) -> &[u32] {
-        match self {
-            Sums::One(one) => std::slice::from_ref(one),
-            Sums::Many(many) => many,
-        }
-    }
 }
 
 /// A part of a client's write, zeroing or trim.
@@ -268,18 +259,30 @@ struct Attached {
     generation: u64,
     log: VolumeLog,
     overlay: Overlay,
+    /// Records of which clients have read something: their lines may be worth a place when the store has them.
+    read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
-    sums: VecDeque<Sums>,
+    sums: AllSums,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
     parked: VecDeque<(u64, u64)>,
-    /// When the first record of each batch that has one was logged, and its sequence.
+    /// When records were answered that are dirty: each from this sequence on, to the next.
     since: VecDeque<(u64, Nanos)>,
+    age: Option<Age>,
+    /// What was the first behind the frontier when a window was begun for its age, perhaps in vain.
+    pressed: u64,
+    /// Bytes a second that the last windows brought to the store.
+    speed: Option<f64>,
+    /// Epochs that ended at no mark though they were to, and whether the last one did.
+    missed_marks: u64,
+    off_mark: bool,
     throttle: Throttle,
     /// What it may hold of the log, where that is stated.
     stated: Option<u64>,
     destager: Destager,
+    /// Memory of the epoch that is on its way to the journal.
+    epoch_memory: u64,
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
     stored: u64,
@@ -290,12 +293,15 @@ struct Attached {
     marker: u64,
     /// All of it is to be destaged as soon as can be.
     draining: bool,
+    /// It is put aside: nothing of it is destaged, and it takes no part in the room that there is.
+    aside: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
     /// It has a marker.
     marked: bool,
     /// How far it is, if the log has failed.
     closing: Option<closing::Closing>,
+    marks: marks::Marks,
 }
 
 /// How far a start is.
@@ -336,11 +342,16 @@ pub struct WriteLog<B> {
     /// How often reads for a copy have failed, and when they are tried again.
     park_failures: u32,
     park_after: Nanos,
+    /// What becomes of segments that are full.
+    footers: footers::Footers<B>,
+    memory: memory::Memory,
     flushes: Vec<Flushing>,
     /// What the flush of the device that is under way makes durable.
     flushing: Option<u64>,
     /// Somebody waits for the next one.
     flush_wanted: bool,
+    /// A mark was asked for by somebody who carries nothing out.
+    mark_waits: bool,
     /// Bytes that were written and not flushed, and since when there are any.
     unflushed: u64,
     unflushed_since: Option<Nanos>,
@@ -368,7 +379,12 @@ impl<B: Clone> WriteLog<B> {
         let last = (generation, found.chain.next.saturating_sub(1));
         let mut segments = Segments::found(config.segments(), &found.live, &found.parked, last);
         segments.doubt();
-        WriteLog { start: Start::Found, ..WriteLog::with(config, segments, found.chain.before) }
+        let footers = footers::Footers::found(found, scan);
+        WriteLog {
+            start: Start::Found,
+            footers,
+            ..WriteLog::with(config, segments, found.chain.before)
+        }
     }
 
     fn with(config: Config, segments: Segments, before: u64) -> WriteLog<B> {
@@ -386,9 +402,12 @@ impl<B: Clone> WriteLog<B> {
             parks_written: 0,
             park_failures: 0,
             park_after: Nanos::ZERO,
+            footers: footers::Footers::default(),
+            memory: memory::Memory::new(config.memory),
             flushes: Vec::new(),
             flushing: None,
             flush_wanted: false,
+            mark_waits: false,
             unflushed: 0,
             unflushed_since: None,
             bytes: 0,
@@ -420,6 +439,7 @@ impl<B: Clone> WriteLog<B> {
             generation,
             destage,
             bound,
+            age,
             frontier,
             epoch,
             marker,
@@ -433,21 +453,30 @@ impl<B: Clone> WriteLog<B> {
             parked: VecDeque::new(),
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
-            sums: VecDeque::new(),
+            read: BTreeSet::new(),
+            sums: AllSums::default(),
             pending: VecDeque::new(),
             since: VecDeque::new(),
+            age,
+            pressed: 0,
+            speed: None,
+            missed_marks: 0,
+            off_mark: false,
             throttle: Throttle::new(0, now),
             stated: bound,
             destager: Destager::new(destage, epoch),
+            epoch_memory: 0,
             pace: destage.pace,
             stored: frontier,
             noting: None,
             untold: true,
             marker,
             draining: false,
+            aside: false,
             destaged: 0,
             marked,
             closing: None,
+            marks: marks::Marks::default(),
         };
         #[cfg(feature = "planted")]
         {
@@ -455,77 +484,22 @@ impl<B: Clone> WriteLog<B> {
             volume.destager.plant(self.fault);
         }
         self.volumes.insert(attachment, volume);
+        self.closes_late(attachment);
         self.divide();
     }
 
-    /// What a start has found of a volume that was just attached, and read with `scan`: dirty and answered. What its frontier covers, which may
-    /// be a marker's, is let go.
-    pub fn recover(
-        &mut self,
-        now: Nanos,
-        attachment: u32,
-        found: &super::recovery::Volume,
-        scan: &Scan,
-    ) {
-        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        for dirty in &found.records {
-            let record = &dirty.entry.record;
-            if record.sequence <= volume.log.frontier() {
-                match dirty.parked {
-                    Some(generation) => self.segments.let_go_parked(generation, Some(1)),
-                    None => self.segments.let_go(dirty.batch),
-                }
-                continue;
-            }
-            let kind = match record.kind {
-                larder_format::block::write_log::Kind::Zero => Kind::Zero,
-                larder_format::block::write_log::Kind::Trim => Kind::Trim,
-                _ => Kind::Write,
-            };
-            let logged = super::volume_log::Logged {
-                at: record.offset,
-                len: record.length,
-                kind,
-                batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
-                place: dirty.entry.place,
-                room: batches::room(record.payload_bytes()),
-            };
-            volume.log.recover(logged, record.dependency, &mut volume.overlay);
-            volume.sums.push_back(Sums::new(scan.sums(&dirty.entry)));
-            volume.since.push_back((record.sequence, now));
-            volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
-            if !dirty.entry.readable {
-                let range = record.offset..record.offset + record.length;
-                volume.overlay.moves(range, record.sequence, None);
-            }
-        }
-        if self.start == Start::Started {
-            volume.log.recovered();
-        }
-    }
-
-    /// What a start has found of a volume that does not go on with it is void.
-    pub fn give_up_found(&mut self, attachment: u32, found: &super::recovery::Volume) {
-        if self.volumes.contains_key(&attachment) {
-            return;
-        }
-        for dirty in &found.records {
-            match dirty.parked {
-                Some(generation) => self.segments.let_go_parked(generation, Some(1)),
-                None => self.segments.let_go(dirty.batch),
-            }
-        }
-    }
-
     /// Records of a volume are not needed any more.
-    fn settle(&mut self, attachment: u32, position: u64) -> u64 {
+    /// Returns what they held of the log, and their bytes.
+    fn settle(&mut self, attachment: u32, position: u64) -> (u64, u64) {
         self.kept.let_go(attachment, position);
-        let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
-        let (segments, sums, mut bytes) = (&mut self.segments, &mut volume.sums, 0);
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return (0, 0) };
+        let (segments, sums) = (&mut self.segments, &mut volume.sums);
+        let (mut room, mut bytes) = (0, 0);
         let parked = &mut volume.parked;
         volume.log.let_go(position, &mut volume.overlay, |sequence, logged| {
-            bytes += u64::from(logged.room);
-            sums.pop_front();
+            room += u64::from(logged.room());
+            bytes += u64::from(logged.len);
+            sums.pop(sequence);
             match parked.front().filter(|(of, _)| *of == sequence) {
                 Some(&(_, generation)) => {
                     parked.pop_front();
@@ -534,44 +508,24 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
-        while volume.since.front().is_some_and(|&(sequence, _)| sequence <= position) {
+        while volume.since.get(1).is_some_and(|&(sequence, _)| sequence <= position + 1) {
             volume.since.pop_front();
         }
-        bytes
-    }
-
-    /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this
-    /// run is written, and flushed too; when that is durable, what was found counts as promised, and [`WriteLog::is_started`] says that the
-    /// volumes may be read and written. Until then a crash may make more of the last run's batches whole; from then on they are void [run].
-    pub fn start(&mut self, asks: &mut Asks<B>) {
-        if self.start != Start::Found {
-            return;
+        while volume.read.first().is_some_and(|&sequence| sequence <= position) {
+            volume.read.pop_first();
         }
-        if self.fault.is(Planted::StartNotFlushed) {
-            self.segments.sure();
-            return self.starts(asks);
+        if volume.log.is_clean() {
+            volume.since.clear();
         }
-        self.start = Start::Flushed;
-        (self.flush_wanted, self.flushing) = (false, Some(self.segments.flush_begins()));
-        asks.flush = self.flushing;
-    }
-
-    /// Whether volumes may be read and written.
-    pub fn is_started(&self) -> bool {
-        self.start == Start::Started
-    }
-
-    fn starts(&mut self, asks: &mut Asks<B>) {
-        self.start = Start::Started;
-        for (&attachment, volume) in &mut self.volumes {
-            volume.log.recovered();
-            asks.steps.push(attachment);
-        }
+        volume.marks.stored(volume.log.frontier());
+        (room, bytes)
     }
 
     /// A volume writes back no more. What it still holds is void.
     pub fn detach(&mut self, attachment: u32) {
         let Some(mut volume) = self.volumes.remove(&attachment) else { return };
+        self.memory.give(attachment, volume.epoch_memory).for_each(drop);
+        self.memory.leave(attachment);
         let segments = &mut self.segments;
         let last = volume.log.last();
         let parked = &mut volume.parked;
@@ -584,6 +538,7 @@ impl<B: Clone> WriteLog<B> {
                 None => segments.let_go(logged.batch),
             }
         });
+        self.footers.forget(attachment);
         self.waiting.retain(|append| append.attachment != attachment);
         self.flushes.retain(|flush| flush.attachment != attachment);
         self.divide();
@@ -595,8 +550,12 @@ impl<B: Clone> WriteLog<B> {
         self.segments.set_reserve(reserve);
         let segments = u64::from(self.config.segments - reserve);
         let all = segments * u64::from(self.config.geometry.bytes()) / 5 * 4;
-        let stated: u64 = self.volumes.values().filter_map(|v| v.stated).sum();
-        let others = self.volumes.values().filter(|v| v.stated.is_none()).count() as u64;
+        // What volumes hold that are put aside is nobody's.
+        let aside: u64 = self.volumes.values().filter(|v| v.aside).map(|v| v.log.held()).sum();
+        let all = all.saturating_sub(aside);
+        let served = || self.volumes.values().filter(|v| !v.aside);
+        let stated: u64 = served().filter_map(|v| v.stated).sum();
+        let others = served().filter(|v| v.stated.is_none()).count() as u64;
         let share = (all.saturating_sub(stated) / others.max(1)).min(MOST_SHARE);
         // What is stated and does not fit is less.
         let fits = |bytes: u64| match stated > all {
@@ -660,24 +619,35 @@ impl<B: Clone> WriteLog<B> {
         self.flushes.push(flush);
     }
 
-    /// Where the bytes of a range lie. Batches that have some are pinned.
+    /// Where the bytes of a range lie, for a client that reads them. Batches that have some are pinned.
     pub fn look(&mut self, attachment: u32, range: Range<u64>, mut each: impl FnMut(Found<B>)) {
-        let Some(volume) = self.volumes.get(&attachment) else {
+        let Some(volume) = self.volumes.get_mut(&attachment) else {
             return each(Found::Clean(range.start, range.end - range.start));
         };
         let (segments, config, kept) = (&mut self.segments, &self.config, &self.kept);
+        let mut read = std::mem::take(&mut volume.read);
         volume.overlay.look(range, |stretch| match stretch {
             Stretch::Clean(at, len) => each(Found::Clean(at, len)),
             Stretch::Dirty(dirty) => match (dirty.holds, volume.lies(config, kept, &dirty)) {
-                (_, Some(Lies::Here(bytes))) => each(Found::Kept(dirty.at, dirty.len, bytes)),
+                (_, Some(Lies::Here(bytes))) => {
+                    read.insert(dirty.sequence);
+                    each(Found::Kept(dirty.at, dirty.len, bytes));
+                }
                 (_, Some(Lies::Log(piece))) => {
                     pin(segments, piece.pin);
+                    read.insert(dirty.sequence);
                     each(Found::Logged(piece));
                 }
                 (Holds::Zeros | Holds::Trimmed, _) => each(Found::Zeros(dirty.at, dirty.len)),
                 _ => each(Found::Unreadable(dirty.at, dirty.len)),
             },
         });
+        volume.read = read;
+    }
+
+    /// Whether a client has read something of a record since it was logged.
+    pub fn was_read(&self, attachment: u32, sequence: u64) -> bool {
+        self.volumes.get(&attachment).is_some_and(|volume| volume.read.contains(&sequence))
     }
 
     /// A batch that [`WriteLog::look`] has pinned has been read.
@@ -696,6 +666,9 @@ impl<B: Clone> WriteLog<B> {
 
     /// A batch was written, or not.
     pub fn written(&mut self, now: Nanos, number: u64, done: bool, asks: &mut Asks<B>) {
+        if footers::is_footer(number) {
+            return self.footer_written(now, number, done, asks);
+        }
         let Some((write, tries)) = self.writing.remove(&number) else { return };
         if !done {
             if self.closed.is_some() {
@@ -725,11 +698,13 @@ impl<B: Clone> WriteLog<B> {
     /// What is written, in order, is answered as far as the throttles let it be.
     fn acknowledge(&mut self, now: Nanos, asks: &mut Asks<B>) {
         let written = self.counts_written();
+        let ignored = self.fault.is(Planted::AgeIgnored);
         let mut promises = Vec::new();
         for (&attachment, volume) in &mut self.volumes {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
-                let due = volume.due(now, u64::from(logged.room));
+                let due = volume.due(now, u64::from(logged.room()));
+                let due = due.filter(|_| !volume.is_over(now) || ignored);
                 if due.is_none_or(|due| due > now) {
                     // What is at the bound is not destaged before it is durable: that is not left to the clock.
                     self.flush_wanted |= due.is_none() && volume.destager.is_idle();
@@ -737,6 +712,7 @@ impl<B: Clone> WriteLog<B> {
                 }
                 volume.throttle.acknowledged(now);
                 volume.log.answer(&mut volume.overlay);
+                volume.answered_at(volume.log.acknowledged(), now);
                 any = true;
                 let Some(Pending { op, fua }) = volume.pending.pop_front() else { continue };
                 if fua {
@@ -786,6 +762,7 @@ impl<B: Clone> WriteLog<B> {
         let early = self.fault.is(Planted::FlushBegunBefore);
         self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
+        self.seal(asks);
         let durable = self.segments.durable();
         self.kept.durable(durable);
         match self.start {
@@ -833,7 +810,8 @@ impl<B: Clone> WriteLog<B> {
             let answer = volume
                 .log
                 .answerable(written)
-                .and_then(|logged| volume.due(now, u64::from(logged.room)));
+                .filter(|_| !volume.is_over(now))
+                .and_then(|logged| volume.due(now, u64::from(logged.room())));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };
         let park = (self.full && self.park_after > now).then_some(self.park_after);
@@ -852,26 +830,61 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
+    /// The record of this sequence, the last of those that are answered, is answered now.
+    fn answered_at(&mut self, sequence: u64, now: Nanos) {
+        if sequence == self.log.frontier() + 1 {
+            // What was answered before is not dirty any more.
+            self.since.clear();
+        }
+        if self.since.back().is_none_or(|&(_, since)| since != now) {
+            self.since.push_back((sequence, now));
+        }
+    }
+
     /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
     fn may_begin(&self, durable: u64) -> bool {
         let first = self.log.frontier() + 1;
         let logged = self.log.record(first).filter(|_| first <= self.log.acknowledged());
-        self.destager.is_idle() && logged.is_some_and(|logged| logged.batch <= durable)
+        let idle = self.destager.is_idle() && !self.aside;
+        idle && logged.is_some_and(|logged| logged.batch <= durable)
     }
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
         if let Some(closing) = &self.closing {
-            let paused = closing.begun() && !self.destager.is_idle();
+            let paused = closing.begun() && !self.destager.is_idle() && !self.aside;
             return closing.wakes().or(self.destager.wakes().filter(|_| paused));
         }
-        let any = !self.destager.is_idle() || self.may_begin(durable);
-        self.destager.wakes().filter(|_| any)
+        let may_begin = self.may_begin(durable);
+        let any = !self.destager.is_idle() || may_begin;
+        let oldest = self.age.zip(self.oldest());
+        let aged = oldest.map(|(age, oldest)| age.presses(oldest));
+        let aged = aged.filter(|_| may_begin && self.pressed != self.log.frontier() + 1);
+        let wakes = self.destager.wakes().filter(|_| any).into_iter().chain(aged).min();
+        wakes.filter(|_| !self.aside)
+    }
+
+    /// When the oldest write was answered that is dirty.
+    fn oldest(&self) -> Option<Nanos> {
+        let any = self.log.acknowledged() > self.log.frontier();
+        self.since.front().filter(|_| any).map(|oldest| oldest.1)
+    }
+
+    /// Nothing is answered, since the oldest that is dirty is too old.
+    fn is_over(&self, now: Nanos) -> bool {
+        let age = self.age.filter(|age| age.hard);
+        age.zip(self.oldest()).is_some_and(|(age, oldest)| age.is_over(now, oldest))
+    }
+
+    /// Nothing is answered before some of it is destaged.
+    fn is_stopped(&self, now: Nanos) -> bool {
+        self.log.held() >= self.throttle.bound() || self.is_over(now)
     }
 
     /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.
     fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
-        if self.log.acknowledged() == self.log.frontier() {
+        // Nor does anything for one that is put aside: those who wait have gone.
+        if self.aside || self.log.acknowledged() == self.log.frontier() {
             return Some(now);
         }
         self.throttle.due(now, self.log.held(), room)
@@ -895,7 +908,7 @@ impl Attached {
             return None;
         }
         let logged = self.log.record(dirty.sequence)?;
-        let sums = self.sums.get((dirty.sequence - self.log.frontier() - 1) as usize)?;
+        let sums = self.sums.get(dirty.sequence, self.log.frontier())?;
         let from = dirty.at - logged.at;
         let cover = pieces::cover(from..from + dirty.len, logged.len);
         let (first, end) =

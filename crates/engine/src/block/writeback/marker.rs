@@ -4,13 +4,18 @@
 //! and take-up, so that dirty data of an older one, or of a copy, is void [gencheck, fence, recarry]. Its number rises at each write: a
 //! marker with a lower number than the cache knows, or of a later run than the cache's, was set back, or the cache was [setback].
 //!
-//! Each operation is a list of steps, each durable before the next; a crash behind any of them leaves a state that [`judge`] goes on from.
+//! Each operation is a list of steps, each durable before the next; a crash behind any of them leaves a state that [`judge`] goes on from. Which
+//! step comes next, and what a step that fails leaves to be done, says [`Holder`](super::holder::Holder).
 //!
 //! | operation | steps |
 //! | --- | --- |
 //! | attach | the cache is open(G+1) [cachefirst]; the marker is dirty(G+1); the store is flushed; writes are answered [markfirst] |
+//! | go on | a journal of G is replayed; the marker is dirty(G) once more, by the new run; writes are answered |
+//! | drain | lines are dropped [closedslots]; the store is flushed; a journal of G is replayed; the log is destaged, and the marker says so |
 //! | detach | everything is destaged [drain]; the store is flushed; the cache is clean(G); the marker is clean(G) |
-//! | carry | the log is flushed; the cache is carried(G); the marker is carried(G) |
+//! | through | what was dirty is destaged; clients wait; as detach; writes go to the store [cleanfirst]; clients go on |
+//! | back | clients wait; the store is flushed; as attach; clients go on |
+//! | carry | no window is under way; the log is flushed; the cache is carried(G); the marker is carried(G) |
 //! | take up | the cache is open(G+1, keeps G); a journal of G is replayed and the store flushed [takereplay]; the marker is dirty(G+1); the cache is open(G+1) |
 //! | recover | the journal is replayed and the store flushed; the marker is clean(G+1); the journal is emptied |
 //!
@@ -209,20 +214,40 @@ pub fn judge(read: Read, cache: &Cache, fault: Fault) -> Verdict {
 /// A step of an operation; each is durable before the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
+    /// The marker is read.
+    Read,
+    /// Clients' operations on the volume end, and new ones wait.
+    Hold,
+    /// They go on.
+    Release,
+    /// Lines of the volume that are cached are dropped: what they hold is not what the store holds, or will be.
+    DropLines,
+    /// What was dirty when this began is destaged, while clients go on.
+    DestageMost,
     /// Everything is destaged.
     Destage,
+    /// No window or epoch begins any more, and that under way ends, or stands because the store fails.
+    Settle,
     /// The log is flushed.
     FlushLog,
     /// The store is flushed.
     FlushStore,
-    /// A committed journal that counts is replayed, and the store flushed; then the applied epoch is durable in cache and marker.
-    Replay,
+    /// A committed journal of this generation is replayed, and the store flushed; that it was applied is durable with the next marker.
+    Replay(u64),
     /// The cache's superblock says this of the volume.
     Holds(Holds),
     /// The marker says this.
     Mark(Mark, u64),
-    /// Writes are answered from here on.
+    /// The log has the volume, and writes are answered from here on.
     Answer,
+    /// The log has the volume no more: writes are answered when the store has them.
+    Through,
+    /// The volume is gone; the log keeps what it has of it.
+    Aside,
+    /// The volume is destaged again: it stays.
+    Resume,
+    /// Nothing is logged any more.
+    CloseLog,
     /// The journal holds nothing any more.
     EmptyJournal,
 }
@@ -244,6 +269,29 @@ pub fn attach(cache: Uuid, g: u64, fault: Fault) -> Vec<Step> {
     steps
 }
 
+/// The steps by which a volume of generation `g` goes on with what the log has of it. The marker has the cache's new run before anything is
+/// answered: else a cache that is set back to before it would be believed [setback].
+pub fn go_on(cache: Uuid, g: u64, journaled: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    if journaled {
+        // Lines under it are older than what it brings.
+        steps.extend([Step::DropLines, Step::Replay(g)]);
+    }
+    steps.extend([Step::Holds(Holds::Open(g)), Step::Mark(Mark::Dirty(cache), g), Step::Answer]);
+    steps
+}
+
+/// The steps by which a volume of generation `g` is served whose log has failed. What came to the store from memory, and is in no log, is durable before
+/// anybody sees it. Neither cache nor marker is written: that says already what is so.
+pub fn drain(g: u64, journaled: bool) -> Vec<Step> {
+    let mut steps = vec![Step::FlushStore];
+    if journaled {
+        steps.extend([Step::DropLines, Step::Replay(g)]);
+    }
+    steps.push(Step::Answer);
+    steps
+}
+
 /// The steps of a detach of generation `g`.
 pub fn detach(g: u64, fault: Fault) -> Vec<Step> {
     let mut steps = vec![
@@ -255,25 +303,33 @@ pub fn detach(g: u64, fault: Fault) -> Vec<Step> {
     if fault.is(Planted::CleanBeforeDrained) {
         steps.rotate_right(1);
     }
+    steps.push(Step::Through);
     steps
 }
 
 /// The steps by which a volume of generation `g` is put aside with what is dirty.
 pub fn carry(cache: Uuid, g: u64) -> Vec<Step> {
-    vec![Step::FlushLog, Step::Holds(Holds::Carried(g)), Step::Mark(Mark::Carried(cache), g)]
+    vec![
+        Step::Settle,
+        Step::FlushLog,
+        Step::Holds(Holds::Carried(g)),
+        Step::Mark(Mark::Carried(cache), g),
+        Step::Aside,
+    ]
 }
 
 /// The steps by which a volume that was put aside is taken up as generation `g`.
-pub fn take_up(cache: Uuid, g: u64, fault: Fault) -> Vec<Step> {
+pub fn take_up(cache: Uuid, g: u64, journaled: bool, fault: Fault) -> Vec<Step> {
     // A copy of the cache that was made meanwhile is void.
     let marked = if fault.is(Planted::TakenUpUnraised) { g - 1 } else { g };
     let holds =
         if fault.is(Planted::TakenUpUnraised) { Holds::Open(g - 1) } else { Holds::TakingUp(g) };
     let mut steps = vec![Step::Holds(holds)];
-    if !fault.is(Planted::TakenUpUnreplayed) {
-        steps.push(Step::Replay);
+    if journaled && !fault.is(Planted::TakenUpUnreplayed) {
+        steps.extend([Step::DropLines, Step::Replay(g - 1)]);
     }
     steps.extend([
+        Step::FlushStore,
         Step::Mark(Mark::Dirty(cache), marked),
         Step::Holds(Holds::Open(marked)),
         Step::Answer,
@@ -283,5 +339,5 @@ pub fn take_up(cache: Uuid, g: u64, fault: Fault) -> Vec<Step> {
 
 /// The steps by which a volume of generation `g` is recovered without its cache.
 pub fn recover(g: u64) -> Vec<Step> {
-    vec![Step::Replay, Step::Mark(Mark::Clean, g + 1), Step::EmptyJournal]
+    vec![Step::Replay(g), Step::Mark(Mark::Clean, g + 1), Step::EmptyJournal]
 }

@@ -9,17 +9,19 @@
 //! | [`volume_log`] | the order of a volume's writes: sequence, dependency, what is answered, promised, and may be destaged together |
 //! | [`destager`] | when a window or epoch begins, what the store and the journal are asked for, when the log is let go |
 //! | [`marker`] | who may serve a volume; the steps of attach, detach, carrying, taking up, recovering |
+//! | [`holder`] | which of these steps a host does next, and what becomes of one that fails |
 //! | [`log`] | all of these of one cache device: batches, answers, flushes, windows; what a queue is to carry out |
 //! | [`segments`] | where the next batch goes, what is written and durable, when a segment is used again |
 //! | [`scan`] | what a start reads of the log, and what it could not read |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
-//! | [`throttle`] | how fast writes are answered near the bound |
+//! | [`throttle`] | how fast writes are answered near the bound; how old what is dirty may become |
 //! | [`words`] | how an order and a pace are said |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
 //! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`).
 
 pub mod destager;
+pub mod holder;
 pub mod log;
 pub mod marker;
 pub mod overlay;

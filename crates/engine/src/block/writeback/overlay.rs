@@ -45,6 +45,16 @@ pub struct Dirty {
     pub holds: Holds,
 }
 
+impl Dirty {
+    /// Memory that it takes on its way to a store: its bytes, in whole pieces of the log.
+    pub fn memory(&self) -> u64 {
+        match self.holds {
+            Holds::Bytes(_) => self.len.next_multiple_of(4096) + 4096,
+            Holds::Zeros | Holds::Trimmed | Holds::Unreadable => 0,
+        }
+    }
+}
+
 /// A stretch of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stretch {
@@ -61,10 +71,53 @@ struct Extent {
     holds: Holds,
 }
 
+/// The same in 16 bytes: length below the kind, the low half of the sequence, and the place.
+#[derive(Clone, Copy, Debug)]
+struct Packed {
+    len: u32,
+    sequence: u32,
+    place: u64,
+}
+
+const _: () = assert!(size_of::<Packed>() == 16, "memory of each dirty stretch");
+
+/// Longer stretches are kept as several.
+const LONGEST: u64 = 1 << 30;
+
+impl Packed {
+    fn new(from: u64, extent: &Extent) -> Packed {
+        let (kind, place) = match extent.holds {
+            Holds::Bytes(place) => (0, place),
+            Holds::Zeros => (1, 0),
+            Holds::Trimmed => (2, 0),
+            Holds::Unreadable => (3, 0),
+        };
+        // 1 to 2^30 bytes.
+        let len = (extent.end - from - 1) as u32;
+        Packed { len: len | kind << 30, sequence: extent.sequence as u32, place }
+    }
+
+    /// As it is, from this byte on, where `latest` is the highest sequence that there is.
+    fn at(self, from: u64, latest: u64) -> Extent {
+        let holds = match self.len >> 30 {
+            0 => Holds::Bytes(self.place),
+            1 => Holds::Zeros,
+            2 => Holds::Trimmed,
+            _ => Holds::Unreadable,
+        };
+        let end = from + u64::from(self.len & (LONGEST as u32 - 1)) + 1;
+        // No log has 2^32 records of a volume: each holds 4 KiB at least.
+        let behind = (latest as u32).wrapping_sub(self.sequence);
+        Extent { end, sequence: latest - u64::from(behind), holds }
+    }
+}
+
 /// The overlay of one volume.
 #[derive(Debug, Default)]
 pub struct Overlay {
-    extents: BTreeMap<u64, Extent>,
+    extents: BTreeMap<u64, Packed>,
+    /// The highest sequence that was shown.
+    latest: u64,
     bytes: u64,
 }
 
@@ -92,7 +145,48 @@ impl Overlay {
             None
         });
         self.bytes += range.end - range.start;
-        self.extents.insert(range.start, Extent { end: range.end, sequence, holds });
+        self.latest = self.latest.max(sequence);
+        self.insert(range.start, Extent { end: range.end, sequence, holds });
+    }
+
+    fn insert(&mut self, from: u64, extent: Extent) {
+        pieces(from, extent, |from, packed| {
+            self.extents.insert(from, packed);
+        });
+    }
+
+    /// What these records show, which come in the order of their sequence: the same as to [`Overlay::show`] one after the other, and in a fraction of the
+    /// time where they are many.
+    pub fn build(records: Vec<(Range<u64>, u64, Holds)>) -> Overlay {
+        let mut records = records;
+        records.retain(|(range, ..)| !range.is_empty());
+        let latest = records.last().map_or(0, |(_, sequence, _)| *sequence);
+        let mut overlay = Overlay { latest, ..Overlay::default() };
+        // Those that touch none are as they are; where some overlap, they are shown one after the other.
+        records.sort_unstable_by_key(|(range, sequence, _)| (range.start, *sequence));
+        let mut all: Vec<(u64, Packed)> = Vec::with_capacity(records.len());
+        let mut rest = &mut records[..];
+        while let Some((first, ..)) = rest.first() {
+            let (mut end, mut n) = (first.end, 1);
+            while let Some((next, ..)) = rest.get(n).filter(|(next, ..)| next.start < end) {
+                (end, n) = (end.max(next.end), n + 1);
+            }
+            let (group, more) = rest.split_at_mut(n);
+            rest = more;
+            if let [(range, sequence, holds)] = group {
+                let extent = Extent { end: range.end, sequence: *sequence, holds: *holds };
+                overlay.bytes += range.end - range.start;
+                pieces(range.start, extent, |from, packed| all.push((from, packed)));
+                continue;
+            }
+            group.sort_unstable_by_key(|(_, sequence, _)| *sequence);
+            let mut some = Overlay { latest, ..Overlay::default() };
+            group.iter().for_each(|(range, n, holds)| some.show(range.clone(), *n, *holds));
+            overlay.bytes += some.bytes;
+            all.extend(some.extents);
+        }
+        overlay.extents = all.into_iter().collect();
+        overlay
     }
 
     /// The store has what the record of this sequence, which is of this range, still showed.
@@ -145,8 +239,12 @@ impl Overlay {
 
     fn touching(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Extent)> + use<'_> {
         let (start, end) = (range.start, range.end.max(range.start));
-        let before = self.extents.range(..start).next_back().filter(|(_, e)| e.end > start);
-        before.into_iter().chain(self.extents.range(start..end)).map(|(&at, &extent)| (at, extent))
+        let ends = |at: u64, packed: &Packed| packed.at(at, self.latest).end;
+        let before = self.extents.range(..start).next_back();
+        let before = before.filter(|(at, packed)| ends(**at, packed) > start);
+        let latest = self.latest;
+        let all = before.into_iter().chain(self.extents.range(start..end));
+        all.map(move |(&at, packed)| (at, packed.at(at, latest)))
     }
 
     /// What of this range `f` makes of each dirty stretch in it; stretches that reach beyond it are cut.
@@ -156,21 +254,31 @@ impl Overlay {
             self.extents.remove(&from);
             let (start, end) = (from.max(range.start), extent.end.min(range.end));
             if from < start {
-                self.extents.insert(from, Extent { end: start, ..extent });
+                self.insert(from, Extent { end: start, ..extent });
             }
             if end < extent.end {
                 let holds = extent.holds.behind(end - from);
-                self.extents.insert(end, Extent { holds, ..extent });
+                self.insert(end, Extent { holds, ..extent });
             }
             let holds = extent.holds.behind(start - from);
             let dirty = Dirty { at: start, len: end - start, sequence: extent.sequence, holds };
             match f(dirty) {
                 None => self.bytes -= end - start,
                 Some(Dirty { sequence, holds, .. }) => {
-                    self.extents.insert(start, Extent { end, sequence, holds });
+                    self.insert(start, Extent { end, sequence, holds });
                 }
             }
         }
+    }
+}
+
+/// An extent as it is kept: in as many pieces as that takes.
+fn pieces(from: u64, extent: Extent, mut each: impl FnMut(u64, Packed)) {
+    let mut at = from;
+    while at < extent.end {
+        let end = extent.end.min(at + LONGEST);
+        each(at, Packed::new(at, &Extent { end, holds: extent.holds.behind(at - from), ..extent }));
+        at = end;
     }
 }
 
@@ -223,6 +331,32 @@ mod tests {
         assert!(!overlay.touches(&(3..3)) || plain[3].is_some());
     }
 
+    #[test]
+    fn stretches_of_any_length_are_what_they_were() {
+        let mut overlay = Overlay::default();
+        let last = (1 << 41) + (5 << 30) + 7;
+        overlay.show(3..last, 1 << 33, Holds::Trimmed);
+        overlay.show(1 << 40..(1 << 40) + 4096, (1 << 33) + 1, Holds::Bytes(77));
+        let mut seen = Vec::new();
+        overlay.look(0..last + 1, |stretch| seen.push(stretch));
+        let whole = seen.iter().fold(0, |at, stretch| match stretch {
+            Stretch::Clean(from, len) => {
+                assert!(*from == at && (*from == 0 || *from == last));
+                at + len
+            }
+            Stretch::Dirty(Dirty { at: from, len, sequence, holds }) => {
+                let written = *from == 1 << 40;
+                assert_eq!(*sequence, (1 << 33) + u64::from(written));
+                assert_eq!(*holds, if written { Holds::Bytes(77) } else { Holds::Trimmed });
+                assert_eq!(*from, at);
+                at + len
+            }
+        });
+        assert_eq!((whole, overlay.bytes()), (last + 1, last - 3));
+        overlay.settle(3..last, 1 << 33);
+        assert_eq!((overlay.bytes(), overlay.extents()), (4096, 1));
+    }
+
     proptest! {
         #[test]
         fn an_overlay_shows_what_a_plain_map_of_bytes_does(steps in steps()) {
@@ -267,6 +401,27 @@ mod tests {
                 }
                 check(&overlay, &plain);
             }
+        }
+
+        #[test]
+        fn records_that_come_at_once_show_what_they_do_one_after_the_other(
+            steps in prop::collection::vec((0..BYTES as u64, 0..12u64, 0..3usize), 0..80),
+        ) {
+            let mut overlay = Overlay::default();
+            let mut records = Vec::new();
+            for ((at, len, kind), sequence) in steps.into_iter().zip(7u64..) {
+                let range = at..(at + len).min(BYTES as u64);
+                let holds = [Holds::Bytes(sequence * 1000), Holds::Zeros, Holds::Trimmed][kind];
+                overlay.show(range.clone(), sequence, holds);
+                records.push((range, sequence, holds));
+            }
+            let built = Overlay::build(records);
+            let all = |overlay: &Overlay| {
+                let mut all = Vec::new();
+                overlay.look(0..BYTES as u64, |stretch| all.push(stretch));
+                all
+            };
+            assert_eq!((all(&built), built.bytes()), (all(&overlay), overlay.bytes()));
         }
     }
 }

@@ -88,8 +88,20 @@ faults! {
     TakenUpUnraised,
     /// `takereplay`: a take-up does not replay the journal.
     TakenUpUnreplayed,
+    /// `cleanfirst`: a volume that changes over is written through before its marker is clean.
+    ThroughBeforeClean,
+    /// `again`: a marker that could not be written is not written again before a volume that stays is answered.
+    FailedMarkForgotten,
     /// `setback`: a marker that was set back is believed.
     SetBackBelieved,
+    /// A footer is written before what it speaks of is durable.
+    FooterBeforePayload,
+    /// A segment is used again while its footer is written.
+    FooterNotPinned,
+    /// `flushlog`: a mark is answered before it is durable.
+    MarkNotAwaited,
+    /// A write is answered though the oldest that is dirty is older than it may be.
+    AgeIgnored,
     /// `gap`: a volume whose sequences do not run on across lost batches is served.
     GapIgnored,
 }

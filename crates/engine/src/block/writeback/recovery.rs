@@ -13,7 +13,7 @@ use larder_format::block::write_log::chain::{self, Reading};
 use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record};
 
 use super::planted::{Fault, Planted};
-use super::segments::{Found, Parked};
+use super::segments::{Found, Parked, Size};
 
 /// A record of a batch that verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Scanned {
     pub segment: u32,
     /// Where it ends in the segment, bytes of batches.
     pub end: u32,
+    /// Bytes that the segment's footer has, or will have, of it.
+    pub footer: u32,
     /// Its records, but for a FRONTIER.
     pub entries: Vec<Entry>,
     /// The FRONTIER that it begins with, if that verifies.
@@ -89,7 +91,7 @@ pub struct Recovered {
 }
 
 /// Reads the log. `scanned` are the batches of each segment's own generation, as its header names it: what lies behind them is of an
-/// earlier use, and void. `volumes` are the attachment numbers that the superblock knows, and behind which sequence each was attached: records of others are of
+/// earlier use, and void. `volumes` are the attachment numbers that the superblock knows, and behind which sequence each was attached or taken up: records of others are of
 /// volumes that are gone.
 pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Recovered {
     let main: Vec<&Scanned> = scanned.iter().filter(|batch| batch.parked == 0).collect();
@@ -109,28 +111,29 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
         let front = fronts.iter().filter_map(|(batch, f)| Some((batch.link, f.volume(number)?)));
         let front = front.max_by_key(|(link, f)| (f.frontier, link.run, link.number));
         let front = front.map(|(_, f)| f);
-        let mut dirty = BTreeMap::new();
-        let mine = |batch: &&Scanned| batch.entries.iter().any(|e| e.record.attachment == number);
+        let mut dirty: Vec<Dirty> = Vec::new();
         // Of a record that was parked twice the later copy.
         let mut parked: Vec<&Scanned> = scanned.iter().filter(|b| b.parked == number).collect();
         parked.sort_by_key(|batch| (batch.link.generation, batch.link.number));
         for batch in parked {
             add(&mut dirty, batch, number, Some(batch.link.generation));
         }
-        for batch in counts.iter().filter(|batch| mine(batch)) {
+        for batch in &counts {
             add(&mut dirty, batch, number, None);
         }
-        let frontier = front.map_or(began, |f| f.frontier);
-        dirty.retain(|&sequence, _| sequence > frontier);
+        let frontier = front.map_or(began, |f| f.frontier.max(began));
+        dirty.retain(|dirty| dirty.entry.record.sequence > frontier);
+        latest(&mut dirty);
         let mut volume = Volume { frontier, last: frontier, ..Volume::default() };
         if let Some(front) = front {
             (volume.marker, volume.unreadable) = (front.marker, front.unreadable.clone());
         }
-        let highest = dirty.keys().next_back().copied().unwrap_or(frontier);
-        while let Some(record) = dirty.get(&(volume.last + 1)) {
-            volume.last += 1;
-            volume.records.push(*record);
-        }
+        let highest = dirty.last().map_or(frontier, |last| last.entry.record.sequence);
+        let whole = dirty.iter().zip(frontier + 1..);
+        let whole = whole.take_while(|(dirty, next)| dirty.entry.record.sequence == *next).count();
+        dirty.truncate(whole);
+        volume.last += whole as u64;
+        volume.records = dirty;
         // What batches behind the last hole say of it: nothing, and its last records may be in the hole. Without a hole they may have been
         // in a parked segment that is lost.
         let hole = chain.damaged.last().map(|lost| lost.end);
@@ -156,20 +159,27 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
     recovered
 }
 
-/// The volume's records of this batch; a later one of the same sequence takes the place of an earlier one, unless only the earlier one can
-/// be read.
-fn add(dirty: &mut BTreeMap<u64, Dirty>, batch: &Scanned, number: u32, parked: Option<u64>) {
-    let reads = |entry: &Entry| entry.readable && !entry.record.flags.unreadable;
-    for &entry in &batch.entries {
-        if entry.record.attachment == number && entry.record.kind != Kind::Frontier {
-            let before = dirty.get(&entry.record.sequence);
-            if before.is_some_and(|before| reads(&before.entry)) && !reads(&entry) {
-                continue;
-            }
-            let batch = batch.link.number;
-            dirty.insert(entry.record.sequence, Dirty { entry, batch, parked });
-        }
+/// The volume's records of this batch.
+fn add(dirty: &mut Vec<Dirty>, batch: &Scanned, number: u32, parked: Option<u64>) {
+    let mine = |e: &&Entry| e.record.attachment == number && e.record.kind != Kind::Frontier;
+    let of = |&entry: &Entry| Dirty { entry, batch: batch.link.number, parked };
+    dirty.extend(batch.entries.iter().filter(mine).map(of));
+}
+
+/// In order of their sequence; of one sequence the last, unless only an earlier one can be read.
+fn latest(dirty: &mut Vec<Dirty>) {
+    let reads = |dirty: &Dirty| dirty.entry.readable && !dirty.entry.record.flags.unreadable;
+    let sequence = |dirty: &Dirty| dirty.entry.record.sequence;
+    if !dirty.is_sorted_by_key(sequence) {
+        dirty.sort_by_key(sequence);
     }
+    dirty.dedup_by(|later, before| {
+        let same = sequence(later) == sequence(before);
+        if same && (reads(later) || !reads(before)) {
+            *before = *later;
+        }
+        same
+    });
 }
 
 /// The segments of the chain, oldest first.
@@ -178,12 +188,15 @@ fn live(counts: &[&Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Found> {
     for batch in counts {
         let generation = batch.link.generation;
         match live.last_mut() {
-            Some(found) if found.generation == generation => found.used = batch.end,
+            Some(found) if found.generation == generation => {
+                let footer = found.used.footer.saturating_add(batch.footer);
+                found.used = Size { bytes: batch.end, footer };
+            }
             _ => live.push(Found {
                 segment: batch.segment,
                 generation,
                 first: batch.link.number,
-                used: batch.end,
+                used: Size { bytes: batch.end, footer: batch.footer },
                 records: 0,
             }),
         }
@@ -204,10 +217,11 @@ fn parked(scanned: &[Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Parked> {
     for batch in scanned.iter().filter(|batch| batch.parked != 0) {
         let (segment, generation, attachment) =
             (batch.segment, batch.link.generation, batch.parked);
-        let none = Parked { segment, generation, attachment, batches: 0, used: 0, records: 0 };
+        let used = Size::default();
+        let none = Parked { segment, generation, attachment, batches: 0, used, records: 0 };
         let parked = all.entry(generation).or_insert(none);
         parked.batches = parked.batches.max(batch.link.number);
-        parked.used = parked.used.max(batch.end);
+        parked.used.bytes = parked.used.bytes.max(batch.end);
     }
     for dirty in volumes.values().flat_map(|volume| &volume.records) {
         if let Some(parked) = dirty.parked.and_then(|generation| all.get_mut(&generation)) {

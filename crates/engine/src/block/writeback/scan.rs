@@ -44,7 +44,8 @@ pub use reader::{ReadAt, ReadFailed};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// The batches that may count. The highest number known durable that anything in the main chain says is in one of their links,
-    /// though its batch may have said less. Those of a sealed segment end where the segment does: nothing is to be appended.
+    /// though its batch may have said less. Those of a segment that has a footer, though that may not verify, end where the segment does:
+    /// nothing is to be appended.
     pub batches: Vec<Scanned>,
     /// The highest generation that a segment has, also where no batch of it is left: later ones are higher.
     pub generation: u64,
@@ -52,6 +53,9 @@ pub struct Scan {
     pub unreadable: Vec<Range<u64>>,
     /// Segments whose header is damaged, or cannot be read, ascending.
     pub damaged: Vec<u32>,
+    /// Of the newest segments of the main chain that have no footer, what it would say of the batches that are there: generation, and batches. Which of
+    /// them count is not said.
+    pub open: Vec<(u64, Vec<Batch>)>,
     sums: Vec<u32>,
 }
 
@@ -68,8 +72,15 @@ impl Scan {
 /// the log's sector.
 pub fn scan<'a>(area: &WriteLogArea, cache: Uuid, read: &'a mut ReadAt<'a>) -> Scan {
     let reader = Reader::new(area.geometry.sector(), read);
-    let mut scanner =
-        Scanner { area: *area, cache, reader, found: Scan::default(), tail: Vec::new(), free: 0 };
+    let mut scanner = Scanner {
+        area: *area,
+        cache,
+        reader,
+        found: Scan::default(),
+        tail: Vec::new(),
+        free: 0,
+        guess: 0,
+    };
     let mut segments: Vec<Segment> =
         (0..area.segments).filter_map(|segment| scanner.segment(segment)).collect();
     segments.sort_by_key(|segment| std::cmp::Reverse(segment.generation));
@@ -90,6 +101,11 @@ struct Segment {
     /// The attachment number that it is parked for; 0 in the main chain.
     parked: u32,
 }
+
+/// Least bytes of a read, where there are so many.
+const LEAST: u32 = 4096;
+/// Of so many segments without a footer what it would say is kept: of those that a crash has left. Older ones have none for another reason.
+const OPEN: usize = 4;
 
 /// Where the table of a FRONTIER lies in the area, and its checksums.
 type Table = (Range<u64>, Vec<u32>);
@@ -115,6 +131,8 @@ struct Scanner<'a> {
     tail: Vec<Tail>,
     /// Segments of the main chain of an older generation are free.
     free: u64,
+    /// How long a footer may be.
+    guess: usize,
 }
 
 impl Scanner<'_> {
@@ -143,7 +161,7 @@ impl Scanner<'_> {
         }
         let at = self.area.segment_at(number);
         let lost = self.reader.is_unreadable(at..at + u64::from(sector));
-        let left = self.generation_left(number);
+        let left = self.generation_left(number, lost);
         // One that was never written is not damaged.
         if lost || left.is_some() || header != Err(PartError::Absent) {
             self.found.damaged.push(number);
@@ -151,16 +169,17 @@ impl Scanner<'_> {
         left
     }
 
-    /// The generation of a segment whose header is lost: the later of those that its first batch and its footer name.
-    fn generation_left(&mut self, number: u32) -> Option<Segment> {
+    /// The generation of a segment whose header is not there: the later of those that its first batch and its footer name. `ahead`: more than those is
+    /// read, since there may be more.
+    fn generation_left(&mut self, number: u32, ahead: bool) -> Option<Segment> {
         // No segment has generation 0: what is whole otherwise says which it has.
         let named = |error: PartError| match error {
             PartError::Generation { found } => Some(found),
             _ => None,
         };
-        let first = self.batch(number, 0, self.sector()).err().and_then(named);
+        let first = self.batch(number, 0, self.sector(), ahead).err().and_then(named);
         let first = first.and_then(|generation| {
-            let batch = self.batch(number, generation, self.sector()).ok()?;
+            let batch = self.batch(number, generation, self.sector(), ahead).ok()?;
             Some(Segment { number, generation, parked: batch.head.parked })
         });
         let last = self.footer(number, 0).err().and_then(named);
@@ -171,17 +190,24 @@ impl Scanner<'_> {
         [first, last].into_iter().flatten().max_by_key(|segment| segment.generation)
     }
 
-    /// The batch at a position of a segment, if its header is whole there.
-    fn batch(&mut self, segment: u32, generation: u64, at: u32) -> Result<Batch, PartError> {
+    /// The batch at a position of a segment, if its header is whole there. `ahead`: what follows in the segment is read with it.
+    fn batch(
+        &mut self,
+        segment: u32,
+        generation: u64,
+        at: u32,
+        ahead: bool,
+    ) -> Result<Batch, PartError> {
         let all = self.area.geometry.bytes();
         let place = Place { cache: self.cache, generation, at, segment: all };
         let end = at.saturating_add(BLOCK as u32).min(all);
-        match batch::decode(self.bytes(segment, at..end, all), &place) {
+        let until = if ahead { all } else { end.next_multiple_of(LEAST).min(all) };
+        match batch::decode(self.bytes(segment, at..end, until), &place) {
             Err(PartError::Short { need, .. }) => {
                 let end = u32::try_from(need).ok().and_then(|need| at.checked_add(need));
                 // What says more than there is room for is torn.
                 let end = end.filter(|&end| end <= all).ok_or(PartError::Torn)?;
-                batch::decode(self.bytes(segment, at..end, all), &place)
+                batch::decode(self.bytes(segment, at..end, until.max(end)), &place)
             }
             read => read,
         }
@@ -191,12 +217,17 @@ impl Scanner<'_> {
     fn footer(&mut self, segment: u32, generation: u64) -> Result<Footer, PartError> {
         let (cache, geometry) = (self.cache, self.area.geometry);
         let all = geometry.bytes();
-        let mut last = footer::END_BYTES.next_multiple_of(self.sector() as usize);
+        // As long as the one before, or more; one that is longer is read again.
+        let least = footer::END_BYTES.next_multiple_of(LEAST as usize);
+        let mut last = self.guess.max(least).min(all as usize);
         loop {
             let from = all.saturating_sub(u32::try_from(last).unwrap_or(all));
             let bytes = self.bytes(segment, from..all, all);
             match Footer::decode(bytes, cache, generation, geometry) {
-                Err(PartError::Short { need, .. }) if need > last => last = need,
+                Err(PartError::Short { need, .. }) if need > last => {
+                    last = need;
+                    self.guess = need.next_multiple_of(64 << 10);
+                }
                 read => return read,
             }
         }
@@ -207,22 +238,36 @@ impl Scanner<'_> {
         if parked == 0 && generation < self.free {
             return;
         }
-        let footer = self.footer(number, generation).ok().filter(|f| f.parked == parked);
+        let footer = self.footer(number, generation);
+        let end = self.area.geometry.bytes() - self.sector();
+        // There is one, or there may be, and a later start may read it: what is appended now would not be in it.
+        let at = self.area.segment_at(number);
+        let doubtful = !matches!(footer, Err(PartError::Absent | PartError::Generation { .. }))
+            || self.reader.is_unreadable(at + u64::from(end)..at + u64::from(end + self.sector()));
+        let footer = footer.ok().filter(|f| f.parked == parked);
         let is_sealed = footer.is_some();
         let mut batches: Vec<FoundBatch> = match footer {
             Some(footer) => {
                 let known = footer.known;
                 let of = footer.batches.iter().map(|batch| self.found_batch(number, batch));
                 let mut batches: Vec<FoundBatch> = of.collect();
-                let end = self.area.geometry.bytes() - self.sector();
-                batches.iter_mut().for_each(|batch| batch.scanned.end = end);
                 if let Some(last) = batches.last_mut() {
                     last.scanned.link.known = last.scanned.link.known.max(known);
                 }
                 batches
             }
-            None => self.walk(segment),
+            None => {
+                let batches = self.walk(segment);
+                let found = batches.iter().map(|batch| self.found_batch(number, batch)).collect();
+                if parked == 0 && !doubtful && self.found.open.len() < OPEN {
+                    self.found.open.push((generation, batches));
+                }
+                found
+            }
         };
+        if doubtful {
+            batches.iter_mut().for_each(|batch| batch.scanned.end = end);
+        }
         if parked != 0 {
             self.parked(batches, generation);
             return;
@@ -251,15 +296,15 @@ impl Scanner<'_> {
     }
 
     /// The batches of a segment without a footer, as their headers say.
-    fn walk(&mut self, segment: &Segment) -> Vec<FoundBatch> {
+    fn walk(&mut self, segment: &Segment) -> Vec<Batch> {
         let (sector, all) = (self.sector(), self.area.geometry.bytes());
         let mut batches = Vec::new();
         let mut at = sector;
         while at < all {
-            match self.batch(segment.number, segment.generation, at) {
+            match self.batch(segment.number, segment.generation, at, true) {
                 Ok(batch) if batch.head.parked == segment.parked => {
-                    batches.push(self.found_batch(segment.number, &batch));
                     at = at.saturating_add(batch.bytes(sector));
+                    batches.push(batch);
                 }
                 _ => at = at.saturating_add(sector),
             }
@@ -291,6 +336,7 @@ impl Scanner<'_> {
             parked: head.parked,
             segment,
             end: head.at + shape.bytes(self.sector()) - self.sector(),
+            footer: footer::of_batch(shape),
             entries,
             frontier: None,
         };

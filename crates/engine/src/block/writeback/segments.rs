@@ -23,10 +23,41 @@ use super::planted::{Fault, Planted};
 pub struct Config {
     /// How many segments there are.
     pub segments: u32,
-    /// Bytes of a segment that batches may take.
+    /// Bytes of a segment that batches and the footer may take.
     pub room: u32,
+    /// Bytes of the end of a footer, and of a sector: a footer fills whole ones.
+    pub footer: (u32, u32),
     /// Segments that client writes leave.
     pub reserve: u32,
+}
+
+impl Config {
+    /// Bytes of the footer of batches that have so much in it.
+    fn footer(&self, of: u32) -> u32 {
+        let (end, sector) = self.footer;
+        of.saturating_add(end).next_multiple_of(sector)
+    }
+
+    /// Whether batches of this size fit a segment, with a footer.
+    pub fn fits(&self, size: Size) -> bool {
+        size.bytes.saturating_add(self.footer(size.footer)) <= self.room
+    }
+}
+
+/// How large one or more batches are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes of them.
+    pub bytes: u32,
+    /// Bytes that the segment's footer has of them.
+    pub footer: u32,
+}
+
+impl Size {
+    fn and(self, more: Size) -> Size {
+        let sum = |a: u32, b: u32| a.saturating_add(b);
+        Size { bytes: sum(self.bytes, more.bytes), footer: sum(self.footer, more.footer) }
+    }
 }
 
 /// What a batch is for.
@@ -75,8 +106,8 @@ pub struct Found {
     pub generation: u64,
     /// Number of its first batch.
     pub first: u64,
-    /// Bytes of its batches.
-    pub used: u32,
+    /// How large its batches are.
+    pub used: Size,
     /// Records in it that are dirty.
     pub records: u32,
 }
@@ -99,8 +130,8 @@ pub struct Parked {
     pub attachment: u32,
     /// Batches in it.
     pub batches: u64,
-    /// Bytes of its batches.
-    pub used: u32,
+    /// How large they are.
+    pub used: Size,
     /// Records in it that are dirty.
     pub records: u32,
 }
@@ -145,6 +176,7 @@ impl Segments {
             live.iter().any(|f| f.segment == *segment)
                 || parked.iter().any(|p| p.segment == *segment)
         };
+        let full = Size { bytes: config.room, footer: 0 };
         let mut segments = Segments {
             config,
             free: (0..config.segments).filter(|segment| !used(segment)).collect(),
@@ -152,7 +184,7 @@ impl Segments {
             retired: VecDeque::new(),
             parked_pins: BTreeMap::new(),
             // Of a former run: nothing is added to them, since what their chains end with is not known.
-            parked: parked.iter().map(|&p| Parked { used: config.room, ..p }).collect(),
+            parked: parked.iter().map(|&p| Parked { used: full, ..p }).collect(),
             generation: last.0,
             number: last.1,
             written: last.1,
@@ -225,16 +257,16 @@ impl Segments {
         self.retired.back().is_some_and(|&(at, _)| at >= self.told)
     }
 
-    /// Places a batch of `bytes`; where it opens a segment it begins with a FRONTIER, and has `with_frontier` bytes. It goes to the device at
+    /// Places a batch of this size; where it opens a segment it begins with a FRONTIER, and is of the size `with_frontier`. It goes to the device at
     /// once, in the order of the numbers. `None` where there is no room for this purpose.
     pub fn place(
         &mut self,
         purpose: Purpose,
-        bytes: u32,
-        with_frontier: u32,
+        size: Size,
+        with_frontier: Size,
         records: u32,
     ) -> Option<Placed> {
-        let fits = |live: &Live| live.found.used + bytes <= self.config.room;
+        let fits = |live: &Live| self.config.fits(live.found.used.and(size));
         let opens = !self.live.back().is_some_and(fits);
         // What is left afterwards.
         let left = (self.free.len() as u32).checked_sub(u32::from(opens));
@@ -248,12 +280,12 @@ impl Segments {
         if left? < reserve {
             return None;
         }
-        let bytes = if opens { with_frontier } else { bytes };
+        let size = if opens { with_frontier } else { size };
         if opens {
             let segment = self.free.pop_front()?;
             self.generation += 1;
             let (generation, first) = (self.generation, self.number + 1);
-            let found = Found { segment, generation, first, used: 0, records: 0 };
+            let found = Found { segment, generation, first, used: Size::default(), records: 0 };
             self.live.push_back(Live { found, pins: 0 });
             // The one before was open, and nothing may need it any more: the FRONTIER that comes first says so.
             self.retire();
@@ -265,11 +297,11 @@ impl Segments {
             number: self.number,
             generation: open.generation,
             segment: open.segment,
-            at: open.used,
+            at: open.used.bytes,
             opens: opens && !self.fault.is(Planted::FrontierNotRepeated),
             known: self.durable,
         };
-        open.used += bytes;
+        open.used = open.used.and(size);
         open.records += records;
         Some(placed)
     }
@@ -346,6 +378,29 @@ impl Segments {
         self.retire();
     }
 
+    /// The segment of this generation is written to, outside its batches: it is not used again before [`Segments::unpin_segment`]. False if nothing
+    /// needs it any more.
+    pub fn pin_segment(&mut self, generation: u64) -> bool {
+        let unpinned = self.fault.is(Planted::FooterNotPinned);
+        if self.parked.iter().any(|parked| parked.generation == generation) {
+            if !unpinned {
+                self.pin_parked(generation);
+            }
+            return true;
+        }
+        let live = self.live.iter_mut().find(|live| live.found.generation == generation);
+        live.map(|live| live.pins += u32::from(!unpinned)).is_some()
+    }
+
+    /// It has been.
+    pub fn unpin_segment(&mut self, generation: u64) {
+        self.unpin_parked(generation);
+        if let Some(live) = self.live.iter_mut().find(|live| live.found.generation == generation) {
+            live.pins -= u32::from(!self.fault.is(Planted::FooterNotPinned));
+        }
+        self.retire();
+    }
+
     /// Segments that nothing needs retire, oldest first; never the one that is open.
     fn retire(&mut self) {
         let most = if self.fault.is(Planted::RetiredInAnyOrder) { self.live.len() } else { 1 };
@@ -378,10 +433,11 @@ impl Segments {
             .then_some(oldest.found.first..=last)
     }
 
-    /// A segment for records of this volume, with room for `bytes`: the one that it has, or another. The batch's number counts in that segment.
-    pub fn park(&mut self, attachment: u32, bytes: u32, records: u32) -> Option<Placed> {
-        let room = self.config.room;
-        let mine = |p: &Parked| p.attachment == attachment && p.used + bytes <= room;
+    /// A segment for records of this volume, with room for so much: the one that it has, or another, and then nothing comes to that one any more.
+    /// The batch's number counts in the segment.
+    pub fn park(&mut self, attachment: u32, size: Size, records: u32) -> Option<Placed> {
+        let config = self.config;
+        let mine = |p: &Parked| p.attachment == attachment && config.fits(p.used.and(size));
         let at = match self.parked.iter().position(mine) {
             Some(at) => at,
             None => {
@@ -389,8 +445,12 @@ impl Segments {
                 let segment = (self.free.len() > 1).then(|| self.free.pop_front())??;
                 self.generation += 1;
                 let generation = self.generation;
+                let used = Size::default();
+                for before in self.parked.iter_mut().filter(|p| p.attachment == attachment) {
+                    before.used.bytes = config.room;
+                }
                 let parked =
-                    Parked { segment, generation, attachment, batches: 0, used: 0, records: 0 };
+                    Parked { segment, generation, attachment, batches: 0, used, records: 0 };
                 self.parked.push(parked);
                 self.parked.len() - 1
             }
@@ -401,11 +461,11 @@ impl Segments {
             number: parked.batches,
             generation: parked.generation,
             segment: parked.segment,
-            at: parked.used,
+            at: parked.used.bytes,
             opens: parked.batches == 1,
             known: 0,
         };
-        parked.used += bytes;
+        parked.used = parked.used.and(size);
         parked.records += records;
         Some(placed)
     }

@@ -19,6 +19,39 @@ const SPEND: f64 = 60.0;
 /// What was destaged so long ago counts 1/e of what is destaged now, seconds.
 const MEMORY: f64 = 5.0;
 
+/// How old dirty data of a volume may become: the time since its oldest write was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Age {
+    /// So old.
+    pub most: Nanos,
+    /// No write is answered while the oldest is older, so that a cache that is lost costs a span of at most that long. Else it is an aim.
+    pub hard: bool,
+}
+
+impl Age {
+    /// A window is to take at most so long: a part of what is allowed.
+    const WINDOW: u64 = 4;
+
+    /// From when on what was answered at `oldest` goes to the store, whatever else is waited for.
+    pub fn presses(&self, oldest: Nanos) -> Nanos {
+        Nanos(oldest.0.saturating_add(self.most.0 / 2))
+    }
+
+    /// Whether what was answered at `oldest` is older than it may be.
+    pub fn is_over(&self, now: Nanos, oldest: Nanos) -> bool {
+        now.saturating_sub(oldest) > self.most
+    }
+
+    /// Most bytes of a window, where so many a second came to the store of late.
+    pub fn window(&self, rate: f64) -> u64 {
+        let seconds = (self.most.0 / Age::WINDOW) as f64 / 1e9;
+        ((rate * seconds) as u64).max(LEAST_WINDOW)
+    }
+}
+
+/// A window of fewer bytes gains nothing: what it takes is the store's flush.
+const LEAST_WINDOW: u64 = 1 << 20;
+
 /// The throttle of one volume.
 #[derive(Clone, Debug)]
 pub struct Throttle {

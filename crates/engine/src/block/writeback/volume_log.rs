@@ -14,7 +14,9 @@
 //! `models/write_back.py`.
 
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
+
+use larder_format::block::write_log::{BLOCK, pieces};
 
 use super::overlay::{Dirty, Holds, Overlay, Stretch};
 use super::planted::{Fault, Planted};
@@ -46,8 +48,17 @@ pub enum Cuts {
     /// At a FLUSH, a FUA or a mark; anywhere if none comes.
     #[default]
     Flushes,
-    /// At marks alone.
+    /// At marks alone: where none comes, or none that fits the journal, nothing is destaged.
     Marks,
+    /// At marks; anywhere where nothing more can be answered because none comes.
+    MarksOrFull,
+}
+
+impl Cuts {
+    /// Whether it is marks that count.
+    pub fn are_marks(self) -> bool {
+        self != Cuts::Flushes
+    }
 }
 
 /// What a record does.
@@ -59,6 +70,8 @@ pub enum Kind {
     Zero,
     /// Trims.
     Trim,
+    /// A consistency point: an epoch may end here. It changes no bytes of the volume; its payload is its name.
+    Mark,
 }
 
 /// A write as the log has it.
@@ -66,7 +79,7 @@ pub enum Kind {
 pub struct Logged {
     /// First byte in the volume.
     pub at: u64,
-    /// Bytes.
+    /// Bytes; of a mark, those of its name.
     pub len: u64,
     /// What it does.
     pub kind: Kind,
@@ -74,23 +87,76 @@ pub struct Logged {
     pub batch: u64,
     /// Where its bytes lie in the log's area.
     pub place: u64,
-    /// What it holds of the log: bytes, header and padding.
-    pub room: u32,
 }
 
+/// The same in 24 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    logged: Logged,
-    dependency: u64,
+    at: u64,
+    /// The kind, whether it is in no batch, and below them the place of what is written, or the length of what is not.
+    word: u64,
+    /// Length of what is written.
+    len: u32,
+    /// The low half of the batch's number.
+    batch: u32,
+}
+
+const _: () = assert!(size_of::<Record>() == 24, "memory of each dirty record");
+
+const KIND: u32 = 62;
+const NO_BATCH: u64 = 1 << 61;
+
+impl Record {
+    fn new(logged: &Logged) -> Record {
+        let Logged { at, len, kind, batch, place } = *logged;
+        let (kind, word, len) = match kind {
+            Kind::Write => (0, place, len as u32),
+            Kind::Zero => (1, len, 0),
+            Kind::Trim => (2, len, 0),
+            Kind::Mark => (3, place, len as u32),
+        };
+        let parked = if batch == 0 { NO_BATCH } else { 0 };
+        Record { at, word: word | parked | kind << KIND, len, batch: batch as u32 }
+    }
+
+    /// As it was, where `newest` is the highest number of a batch that there is.
+    fn logged(self, newest: u64) -> Logged {
+        let below = self.word & (NO_BATCH - 1);
+        let (kind, place, len) = match self.word >> KIND {
+            0 => (Kind::Write, below, self.len.into()),
+            1 => (Kind::Zero, 0, below),
+            2 => (Kind::Trim, 0, below),
+            _ => (Kind::Mark, below, self.len.into()),
+        };
+        let behind = (newest as u32).wrapping_sub(self.batch);
+        // The log's batches are fewer than 2^32.
+        let batch = if self.word & NO_BATCH == 0 { newest - u64::from(behind) } else { 0 };
+        Logged { at: self.at, len, kind, batch, place }
+    }
 }
 
 impl Logged {
+    /// What it holds of the log: its payload in whole blocks and what a header has of it, at least 4 KiB, which bounds the memory for small ones too.
+    pub fn room(&self) -> u32 {
+        let payload = if self.kind == Kind::Write { self.len } else { 0 };
+        let header = 64 + pieces::count(payload) * 4;
+        (payload.next_multiple_of(BLOCK as u64) + header).max(4096) as u32
+    }
+
     /// What it shows.
     pub fn holds(&self) -> Holds {
         match self.kind {
-            Kind::Write => Holds::Bytes(self.place),
+            Kind::Write | Kind::Mark => Holds::Bytes(self.place),
             Kind::Zero => Holds::Zeros,
             Kind::Trim => Holds::Trimmed,
+        }
+    }
+
+    /// The bytes of the volume that it changes: none of a mark.
+    pub fn range(&self) -> Range<u64> {
+        match self.kind {
+            Kind::Mark => self.at..self.at,
+            _ => self.at..self.at + self.len,
         }
     }
 }
@@ -103,6 +169,10 @@ pub type Window = RangeInclusive<u64>;
 pub struct VolumeLog {
     order: Order,
     records: VecDeque<Record>,
+    /// The highest batch that one of them is, or was, in.
+    newest: u64,
+    /// What records depend on: each from this sequence on, to the next.
+    depend: VecDeque<(u64, u64)>,
     /// Durable in the store, and known so by the log.
     frontier: u64,
     acknowledged: u64,
@@ -120,6 +190,8 @@ impl VolumeLog {
         VolumeLog {
             order,
             records: VecDeque::new(),
+            newest: 0,
+            depend: VecDeque::new(),
             frontier,
             acknowledged: frontier,
             promised: frontier,
@@ -165,35 +237,42 @@ impl VolumeLog {
         self.records.is_empty()
     }
 
-    fn get(&self, sequence: u64) -> Option<&Record> {
-        let at = sequence.checked_sub(self.frontier + 1)?;
-        self.records.get(at as usize)
-    }
-
     /// The record of this sequence, if it is behind the frontier.
-    pub fn record(&self, sequence: u64) -> Option<&Logged> {
-        self.get(sequence).map(|record| &record.logged)
+    pub fn record(&self, sequence: u64) -> Option<Logged> {
+        let at = sequence.checked_sub(self.frontier + 1)?;
+        self.records.get(at as usize).map(|record| record.logged(self.newest))
     }
 
     /// What the record of this sequence depends on, if it is behind the frontier.
     pub fn dependency(&self, sequence: u64) -> Option<u64> {
-        self.get(sequence).map(|record| record.dependency)
+        let there = sequence > self.frontier && sequence <= self.last();
+        let at = self.depend.partition_point(|&(first, _)| first <= sequence);
+        self.depend.get(at.checked_sub(1)?).map(|&(_, on)| on).filter(|_| there)
     }
 
     /// The record of this sequence lies elsewhere in the log, in no batch of the chain: it is durable there.
     pub fn moved(&mut self, sequence: u64, place: u64) {
         let at = sequence.checked_sub(self.frontier + 1);
         if let Some(record) = at.and_then(|at| self.records.get_mut(at as usize)) {
-            (record.logged.place, record.logged.batch) = (place, 0);
+            *record = Record::new(&Logged { place, batch: 0, ..record.logged(self.newest) });
         }
     }
 
     /// A write gets the next sequence (the first of the pair), and its dependency as of now [depnow]: what had been answered on any
     /// connection [global], or promised.
-    pub fn assign(&mut self, logged: Logged, overlay: &mut Overlay) -> (u64, u64) {
+    ///
+    /// A mark of a journaled volume depends on what it stands for (`covers`): what had been answered when it was asked for.
+    pub fn assign(
+        &mut self,
+        logged: Logged,
+        covers: Option<u64>,
+        overlay: &mut Overlay,
+    ) -> (u64, u64) {
         let dependency = match self.order {
+            // The position that it stands for, as its caller has said.
+            Order::Journaled(_) if logged.kind == Kind::Mark => covers.unwrap_or(self.acknowledged),
             Order::Ordered(_) if self.fault.is(Planted::DependencyStale) => {
-                self.records.back().map_or(self.frontier, |before| before.dependency)
+                self.dependency(self.last()).unwrap_or(self.frontier)
             }
             Order::Ordered(Grain::Completion) => self.acknowledged,
             Order::Ordered(Grain::Flush) => self.promised,
@@ -201,19 +280,24 @@ impl VolumeLog {
         };
         let sequence = self.push(logged, dependency);
         if self.fault.is(Planted::ShownBeforeAnswered) {
-            overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+            overlay.show(logged.range(), sequence, logged.holds());
         }
         (sequence, dependency)
     }
 
     fn push(&mut self, logged: Logged, dependency: u64) -> u64 {
-        self.held += u64::from(logged.room);
-        self.records.push_back(Record { logged, dependency });
-        self.last()
+        self.held += u64::from(logged.room());
+        self.newest = self.newest.max(logged.batch);
+        self.records.push_back(Record::new(&logged));
+        let last = self.last();
+        if self.depend.back().is_none_or(|&(_, on)| on != dependency) {
+            self.depend.push_back((last, dependency));
+        }
+        last
     }
 
     /// The next record to be answered, if its batch and all before it are written [ackorder]: `written` is the last such batch.
-    pub fn answerable(&self, written: u64) -> Option<&Logged> {
+    pub fn answerable(&self, written: u64) -> Option<Logged> {
         let next = self.record(self.acknowledged + 1);
         next.filter(|logged| logged.batch <= written || self.fault.is(Planted::AnsweredOutOfOrder))
     }
@@ -221,9 +305,9 @@ impl VolumeLog {
     /// The next record is answered: it shows from now on [visible], and the position rises.
     pub fn answer(&mut self, overlay: &mut Overlay) -> Option<Logged> {
         let sequence = self.acknowledged + 1;
-        let logged = *self.record(sequence)?;
+        let logged = self.record(sequence)?;
         if !self.fault.is(Planted::ShownBeforeAnswered) {
-            overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+            overlay.show(logged.range(), sequence, logged.holds());
         }
         self.acknowledged = sequence;
         Some(logged)
@@ -240,6 +324,27 @@ impl VolumeLog {
         if self.order == Order::Journaled(Cuts::Flushes) {
             self.cut(position);
         }
+    }
+
+    /// The position that the mark of this sequence stands for: all up to it is its image. Where epochs may end at it that is what had been
+    /// answered when it was asked for, since what waits for room in the log may be behind it; elsewhere its own.
+    pub fn covers(&self, sequence: u64) -> u64 {
+        match self.order {
+            Order::Journaled(_) => self.dependency(sequence).unwrap_or(sequence),
+            _ => sequence,
+        }
+    }
+
+    /// Whether an epoch may end at this position.
+    pub fn is_cut(&self, position: u64) -> bool {
+        // Marks change no bytes.
+        let from = (self.frontier..=position).rev().find(|&at| !self.is_mark(at));
+        let from = from.unwrap_or(position);
+        from <= self.frontier || self.cuts.iter().any(|cut| (from..=position).contains(cut))
+    }
+
+    fn is_mark(&self, sequence: u64) -> bool {
+        self.record(sequence).is_some_and(|logged| logged.kind == Kind::Mark)
     }
 
     /// A consistency point: an epoch may end here.
@@ -261,12 +366,12 @@ impl VolumeLog {
         // Batches rise with the sequence.
         let durable =
             if self.fault.is(Planted::DestagedBeforeDurable) { u64::MAX } else { durable };
-        let n = self.records.partition_point(|record| record.logged.batch <= durable);
+        let n = self.records.partition_point(|r| r.logged(self.newest).batch <= durable);
         (self.frontier + n as u64).min(self.acknowledged)
     }
 
     /// The records that may go to the store next; `durable` is the last batch known durable. An `any` window ends at `most` bytes; an
-    /// epoch takes the last cut that fits into `most` bytes, and where none does and it is `pressed`, as much as fits.
+    /// epoch takes the last cut that fits into `most` bytes, with the marks behind it, and where none does and it is `pressed`, as much as fits.
     pub fn next(&self, durable: u64, most: u64, pressed: bool) -> Option<Window> {
         let first = self.frontier + 1;
         let top = self.durable(durable);
@@ -276,27 +381,34 @@ impl VolumeLog {
             // All of it: a window that ends early is two, and right as well.
             Order::Ordered(_) => {
                 let ignored = self.fault.is(Planted::DependencyIgnored);
-                let depends = |record: &Record| record.dependency <= self.frontier || ignored;
-                fits.min(self.frontier + self.records.partition_point(depends) as u64)
+                let after = self.depend.partition_point(|&(_, on)| on <= self.frontier || ignored);
+                fits.min(self.depend.get(after).map_or(u64::MAX, |&(first, _)| first - 1))
             }
             Order::Journaled(_) if self.fault.is(Planted::CutAnywhere) => fits,
-            Order::Journaled(cuts) => {
+            Order::Journaled(_) => {
                 let n = self.cuts.partition_point(|&cut| cut <= fits);
-                match n.checked_sub(1).and_then(|n| self.cuts.get(n)) {
-                    Some(&cut) => cut,
-                    None if pressed && cuts == Cuts::Flushes => fits,
-                    None => return None,
+                let cut = n.checked_sub(1).and_then(|n| self.cuts.get(n)).copied();
+                let end = self.over_marks(cut.unwrap_or(self.frontier), fits);
+                match end >= first {
+                    true => end,
+                    false if pressed => fits,
+                    false => return None,
                 }
             }
         };
         (end >= first).then_some(first..=end)
     }
 
+    /// Where the marks behind this position end, or what may be destaged.
+    fn over_marks(&self, position: u64, top: u64) -> u64 {
+        (position + 1..=top).take_while(|&at| self.is_mark(at)).last().unwrap_or(position)
+    }
+
     /// The last position such that the records up to it have at most so many bytes; at least the first.
     fn fits(&self, most: u64) -> u64 {
         let mut bytes = 0;
         let within = self.records.iter().enumerate().take_while(|(i, record)| {
-            bytes += record.logged.len;
+            bytes += record.logged(self.newest).len;
             *i == 0 || bytes <= most
         });
         self.frontier + within.count() as u64
@@ -307,7 +419,7 @@ impl VolumeLog {
         let mut versions = Overlay::default();
         for sequence in window.clone() {
             let Some(logged) = self.record(sequence) else { continue };
-            versions.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+            versions.show(logged.range(), sequence, logged.holds());
         }
         let mut writes = Vec::with_capacity(versions.extents());
         versions.look(0..u64::MAX, |stretch| {
@@ -327,23 +439,44 @@ impl VolumeLog {
         mut each: impl FnMut(u64, Logged),
     ) {
         while self.frontier < position {
-            let Some(Record { logged, .. }) = self.records.pop_front() else { return };
+            let Some(record) = self.records.pop_front() else { return };
+            let logged = record.logged(self.newest);
             self.frontier += 1;
-            self.held -= u64::from(logged.room);
-            overlay.settle(logged.at..logged.at + logged.len, self.frontier);
+            self.held -= u64::from(logged.room());
+            overlay.settle(logged.range(), self.frontier);
             each(self.frontier, logged);
         }
         while self.cuts.front().is_some_and(|&cut| cut <= self.frontier) {
             self.cuts.pop_front();
+        }
+        while self.depend.get(1).is_some_and(|&(first, _)| first <= self.frontier + 1) {
+            self.depend.pop_front();
+        }
+        if self.records.is_empty() {
+            self.depend.clear();
         }
     }
 
     /// A record that was in the log at a start comes again, in its order and with the dependency that it had: answered, since it may have
     /// been.
     pub fn recover(&mut self, logged: Logged, dependency: u64, overlay: &mut Overlay) {
+        let sequence = self.recover_unshown(logged, dependency);
+        overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+    }
+
+    /// The same, where many are shown at once ([`Overlay::build`]): its sequence.
+    pub fn recover_unshown(&mut self, logged: Logged, dependency: u64) -> u64 {
         let forgotten = self.fault.is(Planted::DependencyForgotten);
-        self.push(logged, if forgotten { self.frontier } else { dependency });
-        self.answer(overlay);
+        self.acknowledged = self.push(logged, if forgotten { self.frontier } else { dependency });
+        if logged.kind == Kind::Mark {
+            self.mark(self.covers(self.acknowledged));
+        }
+        self.acknowledged
+    }
+
+    /// So many records come at once.
+    pub fn reserve(&mut self, records: usize) {
+        self.records.reserve_exact(records);
     }
 
     /// All that was recovered is durable: it counts as promised, whatever it was [startflush].

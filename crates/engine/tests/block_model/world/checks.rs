@@ -13,7 +13,7 @@ use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::COPY_BYTES;
 
 use super::{PER_LINE, SECTOR, SHARDS, World};
-use crate::parts::{Event, Truth, crcs, value};
+use crate::parts::{Doing, Event, Truth, crcs, value};
 
 impl World {
     pub(super) fn put_backing(&mut self, sector: u64, value: u64) {
@@ -295,8 +295,18 @@ impl World {
     /// The store is never asked for two changes at a time that share bytes, whether there is a cache or not: whatever lies
     /// below may lose what only one of them has.
     pub(super) fn check_changes(&mut self, event: &Event) {
+        if let Event::BackingRead(_, _, at, len, _) = *event {
+            return self.check_untorn(event, (at, at + u64::from(len)), |other| match *other {
+                Event::BackingChange(_, _, at, len, _) => Some((at, at + len)),
+                _ => None,
+            });
+        }
         let Event::BackingChange(_, _, at, len, _) = *event else { return };
         let end = at + len;
+        self.check_untorn(event, (at, end), |other| match *other {
+            Event::BackingRead(_, _, at, len, _) => Some((at, at + u64::from(len))),
+            _ => None,
+        });
         let last = self.end_of_stretch(at / SECTOR as u64) * SECTOR as u64;
         if end > last {
             return self.fail(format!("{event:?} goes behind the volume's end {last}"));
@@ -308,6 +318,23 @@ impl World {
         });
         if let Some(other) = other {
             let why = format!("{event:?} shares bytes with {:?}", other.event);
+            self.fail(why);
+        }
+    }
+
+    /// A store is asked for no bytes that it is told to change meanwhile: what it copies may be half of each.
+    fn check_untorn(
+        &mut self,
+        event: &Event,
+        (at, end): (u64, u64),
+        range: impl Fn(&Event) -> Option<(u64, u64)>,
+    ) {
+        let beside = |d: &&Doing| {
+            d.landed.is_none()
+                && range(&d.event).is_some_and(|(from, until)| at < until && from < end)
+        };
+        if let Some(other) = self.doing.iter().find(beside) {
+            let why = format!("{event:?} may return a part of a write: {:?}", other.event);
             self.fail(why);
         }
     }

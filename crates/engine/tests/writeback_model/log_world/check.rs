@@ -52,15 +52,38 @@ impl World {
         Ok(sectors.map(|sector| (sector, whose)).collect())
     }
 
+    /// What is on its way to stores takes no more memory than there is, but for one that needs more; and what is taken is given back.
+    fn check_memory(&self) -> Checked {
+        let of = |io: &Io| match io {
+            Io::Store { dirty, .. } => Some(dirty.memory()),
+            _ => None,
+        };
+        let (taken, way) = (self.log.memory(), self.ios.iter().filter_map(of));
+        let (sum, count) = way.filter(|bytes| *bytes > 0).fold((0, 0), |(s, n), b| (s + b, n + 1));
+        if taken != sum || (sum > self.config.memory && count > 1) {
+            let most = self.config.memory;
+            return Err(format!("{sum} bytes go to stores, {taken} are taken, {most} may be"));
+        }
+        Ok(())
+    }
+
     /// A volume holds no more of the log than it may, but for what is not answered.
     pub(super) fn check_held(&mut self) -> Checked {
+        self.check_memory()?;
         for v in 0..self.volumes.len() {
+            if self.volumes[v].aside {
+                continue;
+            }
             let Some(status) = self.log.status(self.now, self.volumes[v].attachment) else {
                 continue;
             };
             let [frontier, acknowledged, promised, last] = status.positions;
             if !(frontier <= acknowledged && promised <= acknowledged && acknowledged <= last) {
                 return Err(format!("v{v}: positions {:?}", status.positions));
+            }
+            let stored = self.log.stored_mark(self.volumes[v].attachment).map(str::to_owned);
+            if self.starting.is_none() && stored != self.mark_among(v, frontier) {
+                return Err(format!("v{v}: the store has mark {stored:?}, as is said"));
             }
             let room = |n: &u64| {
                 let write = &self.writes[*n as usize];

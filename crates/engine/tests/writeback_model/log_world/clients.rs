@@ -1,7 +1,7 @@
 //! What clients do, and what they hear.
 
 use super::*;
-use larder_engine::block::writeback::log::Append;
+use larder_engine::block::writeback::log::{Append, MarkState, NOBODY};
 
 impl World {
     fn op(&mut self, op: Op) -> OpId {
@@ -18,7 +18,8 @@ impl World {
     /// A client issues a change.
     pub(super) fn issue(&mut self) -> Checked {
         let v = self.some_volume();
-        if self.ops.len() > 24 || self.volumes[v].over || self.volumes[v].view.is_some() {
+        let volume = &self.volumes[v];
+        if self.ops.len() > 24 || volume.over || volume.view.is_some() || volume.aside {
             return Ok(());
         }
         let all = self.volumes[v].store.sectors();
@@ -36,7 +37,8 @@ impl World {
         let (issued, level) = (self.tick, self.volumes[v].level);
         self.says(|| format!("v{v}: {number} is issued: {kind:?} {sectors:?}, FUA {fua}"));
         let (answered, done, sequence) = (NEVER, NEVER, 0);
-        self.writes.push(Write { sectors, kind, fua, issued, answered, done, level, sequence });
+        let at = None;
+        self.writes.push(Write { sectors, kind, fua, issued, answered, at, done, level, sequence });
         let op = self.op(Op::Write(v, number));
         self.volumes[v].blocked.push_back((op, number));
         self.admit(v)
@@ -93,7 +95,7 @@ impl World {
 
     pub(super) fn flush(&mut self) -> Checked {
         let v = self.some_volume();
-        if self.volumes[v].over {
+        if self.volumes[v].over || self.volumes[v].aside {
             return Ok(());
         }
         self.tick += 1;
@@ -104,8 +106,86 @@ impl World {
         self.carry(asks)
     }
 
+    /// An application names a consistency point.
+    pub(super) fn mark(&mut self) -> Checked {
+        let v = self.some_volume();
+        self.tick += 1;
+        let number = self.writes.len() as u64;
+        let (issued, level) = (self.tick, self.volumes[v].level);
+        self.volumes[v].log.push(number);
+        let sequence = self.volumes[v].log.len() as u64;
+        self.says(|| format!("v{v}: {number} is a mark, {sequence}"));
+        self.writes.push(Write {
+            sectors: 0..0,
+            kind: Kind::Mark,
+            fua: true,
+            issued,
+            answered: NEVER,
+            at: None,
+            done: NEVER,
+            level,
+            sequence,
+        });
+        let mut asks = Asks::default();
+        let name = number.to_string();
+        let bytes = Bytes(Rc::new(name.clone().into_bytes()));
+        let asked = self.log.mark(self.volumes[v].attachment, &name, bytes, &mut asks);
+        match asked {
+            Some(asked) => self.marks.push((v, number, asked)),
+            None if self.log.closed().is_some() => {}
+            None => return Err(format!("v{v}: a mark is refused")),
+        }
+        self.carry(asks)
+    }
+
+    /// Who waits for marks asks for them.
+    pub(super) fn hear_marks(&mut self) -> Checked {
+        for (v, number, asked) in std::mem::take(&mut self.marks) {
+            match self.log.mark_state(self.volumes[v].attachment, asked) {
+                MarkState::Waits => self.marks.push((v, number, asked)),
+                MarkState::Failed if self.log.closed().is_some() => {}
+                MarkState::Failed => return Err(format!("v{v}: mark {number} has failed")),
+                MarkState::Durable(sequence) => {
+                    self.says(|| format!("v{v}: mark {number} is durable, {sequence}"));
+                    self.tick += 1;
+                    let write = &mut self.writes[number as usize];
+                    if write.sequence != sequence {
+                        return Err(format!("v{v}: mark {number} is called {sequence}"));
+                    }
+                    (write.answered, write.done) = (self.tick, write.done.min(self.tick));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the last mark among the first so many of the log.
+    pub(super) fn mark_among(&self, v: usize, most: u64) -> Option<String> {
+        let log = &self.volumes[v].log;
+        let log = &log[..log.len().min(most as usize)];
+        let mark = log.iter().rev().find(|n| self.writes[**n as usize].kind == Kind::Mark);
+        mark.map(ToString::to_string)
+    }
+
+    /// No write is answered while the oldest is older that is dirty.
+    fn check_age(&self, v: usize) -> Checked {
+        let volume = &self.volumes[v];
+        let Some(age) = volume.age.filter(|age| age.hard) else { return Ok(()) };
+        let frontier = self.log.status(self.now, volume.attachment).map_or(0, |s| s.positions[0]);
+        let oldest = volume.log.get(frontier as usize).map(|n| &self.writes[*n as usize]);
+        match oldest.and_then(|oldest| oldest.at) {
+            Some(at) if self.now.0 > at.0 + age.most.0 => {
+                Err(format!("v{v}: a write is answered, the oldest was at {at:?}, of {age:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A client hears what became of what it asked for.
     pub(super) fn answered(&mut self, op: OpId, failed: bool) -> Checked {
+        if op == NOBODY {
+            return Ok(());
+        }
         let Some(asked) = self.ops.remove(&op) else {
             return Err(format!("{op:?} is answered twice"));
         };
@@ -124,8 +204,13 @@ impl World {
             Op::Write(v, number) => {
                 self.says(|| format!("v{v}: {number} answered, failed: {failed}"));
                 if !failed {
+                    // FUA was shown before.
+                    if !self.writes[number as usize].fua {
+                        self.check_age(v)?;
+                    }
+                    let now = self.now;
                     let write = &mut self.writes[number as usize];
-                    write.answered = self.tick;
+                    (write.answered, write.at) = (self.tick, Some(now));
                     write.done = write.done.min(self.tick);
                 }
                 self.admit(v)

@@ -43,6 +43,19 @@ impl LogDevice {
         self.pending.push(write);
     }
 
+    /// A byte rots.
+    pub(super) fn rot(&mut self, at: u64) {
+        let at = at as usize;
+        self.seen[at] ^= 4;
+        self.durable[at] ^= 4;
+        for write in &mut self.pending {
+            let within = at.checked_sub(write.at).filter(|within| *within < write.bytes.len());
+            if let Some(within) = within {
+                Rc::make_mut(&mut write.bytes)[within] ^= 4;
+            }
+        }
+    }
+
     /// Any of a write's sectors.
     pub(super) fn part(&self, rng: &mut Rng, bytes: usize) -> Vec<bool> {
         let chance = [0.0, 0.5, 0.9][rng.below(3) as usize];

@@ -16,19 +16,27 @@ impl World {
     }
 
     pub(super) fn attach(&mut self, v: usize, frontier: u64) {
+        let attach = self.attach_of(v, frontier);
+        self.log.attach(self.now, attach);
+        if self.volumes[v].aside {
+            self.log.put_aside(self.volumes[v].attachment);
+        }
+    }
+
+    pub(super) fn attach_of(&self, v: usize, frontier: u64) -> Attach {
         let volume = &self.volumes[v];
-        let attach = Attach {
+        Attach {
             attachment: volume.attachment,
             volume: Uuid([7; 16]),
             generation: 1,
             destage: volume.destage,
             bound: Some(volume.bound),
+            age: volume.age,
             frontier,
             epoch: 0,
             marker: volume.marker,
             marked: true,
-        };
-        self.log.attach(self.now, attach);
+        }
     }
 
     /// Larder is killed, or the power is cut, and it starts again.
@@ -79,12 +87,23 @@ impl World {
             }
         }
         self.ops.clear();
+        self.marks.clear();
         self.volumes.iter_mut().for_each(|volume| volume.blocked.clear());
         self.start(weak)
     }
 
     fn start(&mut self, weak: bool) -> Checked {
+        // Nothing depends on a footer.
+        for segment in 0..u64::from(self.config.segments) {
+            if self.rng.chance(0.05) {
+                let end = AT + (segment + 1) * u64::from(self.config.geometry.bytes());
+                self.device.rot(end - 1 - self.rng.below(96));
+            }
+        }
         let scan = self.scan();
+        let sealed = self.config.geometry.bytes() - self.config.geometry.sector();
+        let by_footer = scan.batches.iter().filter(|batch| batch.end == sealed);
+        self.sealed += by_footer.map(|b| b.link.generation).collect::<BTreeSet<u64>>().len() as u64;
         let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
         let found = recover(&scan.batches, &numbers, self.planted());
         self.says(|| format!("found {:?}, {:?}", found.chain.next, found.chain.damaged));
@@ -118,6 +137,16 @@ impl World {
             let mine = &found.volumes[&self.volumes[v].attachment];
             self.attach(v, mine.frontier);
             self.log.recover(self.now, self.volumes[v].attachment, mine, &scan);
+            if let Some(mark) = self.mark_among(v, mine.frontier) {
+                self.log.had_mark(self.volumes[v].attachment, mark);
+            }
+            for (sequence, piece) in self.log.unnamed_marks(self.volumes[v].attachment) {
+                let bytes = self.device.read(piece.place, piece.bytes as usize).to_vec();
+                self.log.name_mark(self.volumes[v].attachment, sequence, &piece, &bytes);
+            }
+            for &number in &self.volumes[v].log {
+                self.writes[number as usize].at = Some(self.now);
+            }
             let held =
                 self.log.status(self.now, self.volumes[v].attachment).map_or(0, |s| s.held.0);
             self.volumes[v].may_hold = self.volumes[v].bound.max(held);

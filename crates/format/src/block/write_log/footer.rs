@@ -26,7 +26,7 @@
 //! damage. It leaves out batches that were lost before it was written.
 
 use super::batch::{Batch, Head};
-use super::record::{Contents, MAX_RECORDS, RECORD_BYTES};
+use super::record::{Contents, MAX_RECORDS, RECORD_BYTES, Shape};
 use super::{PartError, SegmentGeometry, VERSION, must};
 use crate::le;
 use crate::superblock::Uuid;
@@ -37,6 +37,11 @@ pub const END_BYTES: usize = 96;
 const BATCH_BYTES: usize = 56;
 const MAGIC: [u8; 8] = *b"LARDERWF";
 const CRC_FROM: usize = 12;
+
+/// Bytes that a footer has of a batch of this shape.
+pub fn of_batch(shape: Shape) -> u32 {
+    BATCH_BYTES as u32 + shape.records() * RECORD_BYTES as u32 + shape.sums() * 4
+}
 
 /// Bytes of the footer of a segment with so many batches, records and checksums.
 pub fn bytes(batches: u32, records: u32, sums: u32, sector: u32) -> u32 {
@@ -81,6 +86,18 @@ impl Footer {
             must("end of a batch", end.into(), end <= most)?;
         }
         must("batch known durable", self.known, self.known >= number)
+    }
+
+    fn bytes(&self, sector: u32) -> u32 {
+        let shapes = || self.batches.iter().map(|batch| batch.contents.shape());
+        let records: u32 = shapes().map(|shape| shape.records()).sum();
+        let sums: u32 = shapes().map(|shape| shape.sums()).sum();
+        bytes(self.batches.len() as u32, records, sums, sector)
+    }
+
+    /// Whether it can be written: its batches are in their order, lie in the segment, leave room for it, and the last is known durable.
+    pub fn fits(&self, geometry: SegmentGeometry) -> bool {
+        self.check(geometry, self.bytes(geometry.sector())).is_ok()
     }
 
     /// The footer: the last bytes of the segment.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use larder_engine::block::writeback::overlay::{Holds, Stretch};
+use larder_format::block::superblock::HoldsState;
 use larder_runtime::DeviceOptions;
 use rustix::fs::{FallocateFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,8 @@ pub struct Exported {
     pub file: String,
     /// Bytes of the file.
     pub file_bytes: u64,
+    /// The volume was put aside with what is dirty, and waits to be taken up.
+    pub carried: bool,
     /// Dirty bytes that it holds.
     pub bytes: u64,
     /// Of them, those that are zeros because they were zeroed or trimmed.
@@ -139,6 +142,7 @@ pub fn export(
         volume: wish.volume.clone(),
         file: wish.file.display().to_string(),
         volume_bytes: volume.bytes,
+        carried: volume.write_back.is_some_and(|w| w.holds == HoldsState::Carried),
         ..Exported::default()
     };
     let attachment = volume.write_back.filter(|w| w.holds.may_be_dirty()).map(|w| w.attachment);

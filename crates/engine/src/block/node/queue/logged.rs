@@ -52,8 +52,8 @@ pub(super) struct Epoch<B> {
 /// What an operation does for a volume's destage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Destages {
-    /// A stretch goes to the store.
-    Stretch(u32),
+    /// A stretch goes to the store, with so many bytes of memory.
+    Stretch(u32, u32),
     /// The store is flushed.
     Flush(u32),
     /// A part of this client's operation goes to the store, since its volume writes back no more.
@@ -463,6 +463,9 @@ impl<H: Host> Queue<H> {
         dirty: Dirty,
         bytes: Option<H::Bytes>,
     ) {
+        // A record is no longer than that.
+        let memory = u32::try_from(dirty.memory()).unwrap_or(u32::MAX);
+        let stretch = Destages::Stretch(attachment, memory);
         let kind = match dirty.holds {
             Holds::Bytes(_) if bytes.is_some() => Some(PartKind::Write),
             Holds::Zeros => Some(PartKind::Zero),
@@ -471,18 +474,22 @@ impl<H: Host> Queue<H> {
         };
         let volume = fx.volume(attachment).filter(|volume| node.state(volume) == State::Served);
         let (Some(kind), Some(volume)) = (kind, volume) else {
-            return self.destaged(node, now, fx, Destages::Stretch(attachment), None);
+            return self.destaged(node, now, fx, stretch, None);
         };
-        if !node.enter(&volume) {
-            return self.destaged(node, now, fx, Destages::Stretch(attachment), None);
+        if !volume.enter_destage() {
+            return self.destaged(node, now, fx, stretch, None);
         }
         let at = node.base(&volume).wrapping_add(dirty.at);
         let mut op = self.operation(volume, None, BlockKind::Unknown, now, true);
         (op.kind, op.at, op.len, op.bytes) = (Kind::Part(kind), at, dirty.len, bytes);
         // Without its file system's word for it a store need not give up what is trimmed; zeros may be holes.
         op.may_punch = kind == PartKind::Zero;
-        op.destages = Some(Destages::Stretch(attachment));
-        self.begin(node, now, fx, op, Verdict::Reject);
+        op.destages = Some(stretch);
+        // Lines that are cached stay cached; of others those are worth a place, if admission thinks so, that were read meanwhile.
+        let read = kind == PartKind::Write
+            && node.log(|log| log.was_read(attachment, dirty.sequence)).unwrap_or_default();
+        let advice = if read { Verdict::Admit } else { Verdict::Reject };
+        self.begin(node, now, fx, op, advice);
     }
 
     fn destage_flush<N: Node<H>>(
@@ -510,9 +517,9 @@ impl<H: Host> Queue<H> {
         outcome: Outcome,
     ) {
         match destages {
-            Destages::Stretch(attachment) => {
+            Destages::Stretch(attachment, memory) => {
                 self.destager(node, now, fx, attachment, |log, out, asks| {
-                    log.stored(now, attachment, outcome, out, asks);
+                    log.stored(now, attachment, (memory.into(), outcome), out, asks);
                 });
             }
             Destages::Flush(attachment) => {

@@ -6,12 +6,13 @@ use larder_base::Nanos;
 use larder_format::block::write_log::batch::{Head, encode_header_of};
 use larder_format::block::write_log::{
     BLOCK, Flags, Frontier, Kind as RecordKind, Record, SegmentHeader, Shape, VolumeFrontier,
-    pieces,
+    footer, pieces,
 };
 
-use super::super::segments::{Placed, Purpose};
+use super::super::segments::{Placed, Purpose, Size};
 use super::super::volume_log::{Kind, Logged, VolumeLog};
-use super::{Append, Asks, Attached, Pending, Start, WriteLog};
+use super::footers::Writing;
+use super::{Append, Asks, Attached, Config, Flushing, Pending, Start, WriteLog};
 
 /// A batch to be written at once, as it is: `head`, then each payload where it belongs, zeros between and behind them.
 #[derive(Clone, Debug)]
@@ -28,21 +29,26 @@ pub struct ToWrite<B> {
     pub payload: Vec<(u32, B)>,
 }
 
-/// Bytes of the log that a record holds: its payload in whole blocks and what a header has of it, at least 4 KiB, which bounds the memory
-/// for small ones too.
-pub(super) fn room(payload: u64) -> u32 {
-    let header = 64 + pieces::count(payload) * 4;
-    (payload.next_multiple_of(BLOCK as u64) + header).max(4096) as u32
+impl Config {
+    /// How large a batch of this shape is.
+    pub(super) fn size(&self, shape: Shape) -> Size {
+        Size { bytes: shape.bytes(self.geometry.sector()), footer: footer::of_batch(shape) }
+    }
 }
 
 impl<B> Append<B> {
+    fn logged(&self, batch: u64, place: u64) -> Logged {
+        Logged { at: self.at, len: self.len, kind: self.kind, batch, place }
+    }
+
     fn record(&self, generation: u64) -> Record {
         let kind = match self.kind {
             Kind::Write => RecordKind::Write,
             Kind::Zero => RecordKind::Zero,
             Kind::Trim => RecordKind::Trim,
+            Kind::Mark => RecordKind::Mark,
         };
-        let may_punch = self.may_punch && kind != RecordKind::Write;
+        let may_punch = self.may_punch && matches!(self.kind, Kind::Zero | Kind::Trim);
         Record {
             attachment: self.attachment,
             generation,
@@ -81,8 +87,7 @@ impl<B: Clone> WriteLog<B> {
         }
         let table = Record::frontier(self.frontier().bytes());
         let Some(mut with) = Shape::default().with(&table) else { return false };
-        let sector = self.config.geometry.sector();
-        let most = self.config.segments().room;
+        let segment = self.config.segments();
         let (mut records, mut chosen) = (Vec::new(), Vec::new());
         let mut planned: BTreeMap<u32, u64> = BTreeMap::new();
         for (at, append) in self.waiting.iter().enumerate() {
@@ -97,9 +102,9 @@ impl<B: Clone> WriteLog<B> {
                 continue;
             }
             // No more than a batch may have, and a segment.
-            let shape = with.with(&record).filter(|shape| shape.bytes(sector) <= most);
+            let shape = with.with(&record).filter(|&shape| segment.fits(self.config.size(shape)));
             let Some(shape) = shape else { break };
-            *more += u64::from(room(record.payload_bytes()));
+            *more += u64::from(append.logged(0, 0).room());
             with = shape;
             records.push(record);
             chosen.push(at);
@@ -108,7 +113,7 @@ impl<B: Clone> WriteLog<B> {
         let tells = self.tells();
         let bytes = if tells { with } else { alone };
         let count = records.len() as u32;
-        let place = (bytes.bytes(sector), with.bytes(sector));
+        let place = (self.config.size(bytes), self.config.size(with));
         let placed = self.segments.place(Purpose::Clients, place.0, place.1, count);
         self.full |= placed.is_none();
         let Some(placed) = placed else { return false };
@@ -128,19 +133,23 @@ impl<B: Clone> WriteLog<B> {
             let Some(volume) = self.volumes.get_mut(&append.attachment) else { continue };
             let bytes = record.payload_bytes();
             let from = if bytes == 0 { end } else { end.next_multiple_of(BLOCK as u64) };
-            let logged = Logged {
-                at: append.at,
-                len: append.len,
-                kind: append.kind,
-                batch: placed.number,
-                place: first + from - self.config.at,
-                room: room(bytes),
-            };
-            (record.sequence, record.dependency) = volume.log.assign(logged, &mut volume.overlay);
-            volume.since.push_back((record.sequence, now));
+            let logged = append.logged(placed.number, first + from - self.config.at);
+            let covers = (append.kind == Kind::Mark).then(|| volume.marks.next()).flatten();
+            (record.sequence, record.dependency) =
+                volume.log.assign(logged, covers, &mut volume.overlay);
+            if append.kind == Kind::Mark {
+                let (sequence, batch) = (record.sequence, placed.number);
+                let position = volume.log.covers(sequence);
+                volume.marks.formed(sequence, position, batch);
+                let (op, attachment, position) =
+                    (append.op, append.attachment, position.min(volume.log.acknowledged()));
+                self.flushes.push(Flushing { op, attachment, position, batch });
+                self.flush_wanted = true;
+            }
             volume.pending.push_back(Pending { op: append.op, fua: append.fua });
             sums.extend_from_slice(append.sums.as_slice());
-            volume.sums.push_back(append.sums);
+            let sums = (append.kind == Kind::Write).then_some(append.sums);
+            volume.sums.push(record.sequence, sums);
             if let Some(bytes) = append.bytes {
                 let of = (append.attachment, record.sequence);
                 self.kept.keep(placed.number, of, append.len, bytes.clone());
@@ -179,9 +188,9 @@ impl<B: Clone> WriteLog<B> {
         }
         let table = Record::frontier(self.frontier().bytes());
         let Some(shape) = Shape::default().with(&table) else { return false };
-        let bytes = shape.bytes(self.config.geometry.sector());
+        let size = self.config.size(shape);
         let purpose = if first || self.releases() { Purpose::Release } else { Purpose::Frontier };
-        let placed = self.segments.place(purpose, bytes, bytes, 0);
+        let placed = self.segments.place(purpose, size, size, 0);
         self.full |= placed.is_none();
         let Some(placed) = placed else { return false };
         if first {
@@ -295,6 +304,8 @@ impl<B: Clone> WriteLog<B> {
             sums,
         );
         self.before = batch.hash;
+        let Placed { segment, generation, .. } = *placed;
+        self.footers.add(Writing { segment, generation, parked: 0 }, batch);
         let behind = head.len() as u32;
         payload.iter_mut().for_each(|(from, _)| *from += behind);
         head.extend(table.into_iter().flatten());
@@ -302,5 +313,6 @@ impl<B: Clone> WriteLog<B> {
         let write = ToWrite { number: placed.number, at, len, head, payload };
         self.writing.insert(placed.number, (write.clone(), 0));
         asks.writes.push(write);
+        self.seal(asks);
     }
 }

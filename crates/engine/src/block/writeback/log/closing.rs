@@ -16,7 +16,7 @@ use larder_base::Nanos;
 
 use super::super::overlay::{Dirty, Holds};
 use super::super::planted::Planted;
-use super::super::volume_log::VolumeLog;
+use super::super::volume_log::{Kind, VolumeLog};
 use super::{Append, Asked, Asks, Attached, Flushing, Start, WriteLog};
 
 /// Most bytes of payload that are kept because they are not known durable: more writes wait for a flush of the device.
@@ -159,9 +159,16 @@ impl<B: Clone> WriteLog<B> {
         if self.start != Start::Started {
             return asks.answers.extend(self.waiting.drain(..).map(|append| (append.op, true)));
         }
+        // Whoever waits for a mark hears that nothing is logged any more.
+        self.waiting.retain(|append| append.kind != Kind::Mark);
         for (&attachment, volume) in &mut self.volumes {
-            volume.closing = Some(Closing::new(volume.marked));
-            asks.steps.push(attachment);
+            volume.marks.none_comes();
+            // What is put aside stays as it is: it was durable in the log before its marker said so, is not destaged here, and no client has it. The
+            // next start finds it, or one with another cache is refused. One that is not aside for good is resumed, and then begins as others do.
+            if !volume.aside {
+                volume.closing = Some(Closing::new(volume.marked));
+                asks.steps.push(attachment);
+            }
         }
         let unmarked = |flush: &mut Flushing| {
             self.volumes.get(&flush.attachment).is_none_or(|volume| !volume.marked)
@@ -180,6 +187,15 @@ impl<B: Clone> WriteLog<B> {
         self.starts(asks);
         self.close(now, "the write log has failed in a former run", asks);
         asks.gives_up = None;
+    }
+
+    /// A volume of a log that has failed meanwhile is destaged after all: it goes the way of the others.
+    pub(super) fn closes_late(&mut self, attachment: u32) {
+        let failed = self.closed.is_some() && self.start == Start::Started;
+        let volume = self.volumes.get_mut(&attachment);
+        if let Some(volume) = volume.filter(|volume| failed && volume.closing.is_none()) {
+            volume.closing = Some(Closing::new(volume.marked));
+        }
     }
 
     /// Whether all of a volume is in its store, and nothing can say so: it is not written any more.
@@ -214,7 +230,7 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// Asks for the marker that is wanted of a volume whose log has failed.
-    pub(super) fn mark(
+    pub(super) fn ask_marker(
         &mut self,
         now: Nanos,
         attachment: u32,
@@ -296,6 +312,8 @@ impl<B: Clone> WriteLog<B> {
     /// The store has all of a volume, and the marker says so: it is written through from now on.
     fn goes_through(&mut self, attachment: u32, asks: &mut Asks<B>) {
         self.volumes.remove(&attachment);
+        self.memory.leave(attachment);
+        self.footers.forget(attachment);
         let mine = |flush: &mut Flushing| flush.attachment == attachment;
         asks.answers.extend(self.flushes.extract_if(.., mine).map(|flush| (flush.op, false)));
         let mine = |append: &mut Append<B>| append.attachment == attachment;

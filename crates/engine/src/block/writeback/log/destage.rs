@@ -6,6 +6,9 @@ use larder_base::Nanos;
 
 use super::super::destager::{self, Pace};
 use super::super::overlay::{Dirty, Holds};
+use super::super::throttle::Age;
+use super::super::volume_log::{Cuts, Order};
+use super::memory::Memory;
 use super::{Asks, Attached, Kept, Parks, Piece, Said, WriteLog, pin};
 
 /// Where the bytes of a stretch lie.
@@ -58,8 +61,12 @@ pub struct Status {
     pub dirty: u64,
     /// Bytes of the log that it holds, and may hold.
     pub held: (u64, u64),
-    /// When the oldest dirty write was logged.
+    /// When the oldest dirty write was answered, or found by a start.
     pub oldest: Option<Nanos>,
+    /// How old it may become,
+    pub age: Option<Age>,
+    /// and whether it is older.
+    pub is_old: bool,
     /// Bytes of log a second that are destaged.
     pub rate: f64,
     /// All up to here is in the store; answered; promised; the last.
@@ -70,11 +77,20 @@ pub struct Status {
     pub failures: u32,
     /// Bytes of log that were destaged so far.
     pub destaged: u64,
+    /// Where epochs end at marks alone: those that ended elsewhere,
+    pub missed_marks: u64,
+    /// whether what the store is at since is no mark,
+    pub off_mark: bool,
+    /// and whether none that would do has come though the log fills up or ages.
+    pub no_mark: bool,
 }
 
 /// Takes what the destager asks for.
-#[derive(Default)]
-struct Takes {
+struct Takes<'a> {
+    memory: &'a mut Memory,
+    attachment: u32,
+    /// How many volumes share the memory.
+    volumes: usize,
     store: Vec<Dirty>,
     flush: bool,
     journal: Option<(u64, u64, Vec<Dirty>)>,
@@ -82,7 +98,28 @@ struct Takes {
     note: Option<u64>,
 }
 
-impl destager::Effects for Takes {
+impl<'a> Takes<'a> {
+    fn new(memory: &'a mut Memory, attachment: u32, volumes: usize) -> Takes<'a> {
+        Takes {
+            memory,
+            attachment,
+            volumes,
+            store: Vec::new(),
+            flush: false,
+            journal: None,
+            flush_journal: false,
+            note: None,
+        }
+    }
+}
+
+impl destager::Effects for Takes<'_> {
+    fn takes(&mut self, bytes: u64) -> bool {
+        self.memory.take(self.attachment, bytes, self.volumes)
+    }
+    fn epoch(&self, most: u64) -> u64 {
+        most.min(self.memory.part(self.volumes))
+    }
     fn store(&mut self, _piece: u32, dirty: Dirty) {
         self.store.push(dirty);
     }
@@ -109,30 +146,45 @@ impl<B: Clone> WriteLog<B> {
         out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
+        if std::mem::take(&mut self.mark_waits) {
+            self.form(now, asks);
+        }
         if !self.begun(attachment) {
-            return self.mark(now, attachment, out, asks);
+            return self.ask_marker(now, attachment, out, asks);
         }
         let durable = self.counts_durable();
-        let starved = self.full || self.closed.is_some();
+        let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
-            let bound = volume.throttle.bound();
-            let full = volume.log.held() * 2 >= bound;
-            let hurry = volume.draining || starved || full;
-            volume.destager.step(&volume.log, now, durable, (hurry, hurry), takes);
+            if volume.aside {
+                return;
+            }
+            let (hurry, anywhere) = volume.presses(now, starved);
+            if let Some((age, rate)) = volume.age.zip(volume.speed) {
+                volume.destager.limit(age.window(rate));
+            }
+            let idle = volume.destager.is_idle();
+            volume.destager.step(&volume.log, now, durable, (hurry, anywhere), takes);
+            if hurry {
+                volume.pressed = volume.log.frontier() + 1;
+            }
+            if let Some(last) = volume.destager.last().filter(|_| idle) {
+                volume.begins(last);
+            }
         });
         out.extend(self.park(now, attachment).map(Asked::Park));
-        self.mark(now, attachment, out, asks);
+        self.ask_marker(now, attachment, out, asks);
     }
 
-    /// A stretch came to the store, or not: the incarnation of the store that has it.
+    /// A stretch came to the store, or not: the memory that it took ([`Dirty::memory`]), and the incarnation of the store that has it.
     pub fn stored(
         &mut self,
         now: Nanos,
         attachment: u32,
-        outcome: destager::Outcome,
+        (memory, outcome): (u64, destager::Outcome),
         out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
+        asks.steps.extend(self.memory.give(attachment, memory));
         self.destage(now, attachment, out, asks, |v, takes| v.destager.stored(now, outcome, takes));
     }
 
@@ -159,6 +211,10 @@ impl<B: Clone> WriteLog<B> {
         out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            let memory = std::mem::take(&mut volume.epoch_memory);
+            asks.steps.extend(self.memory.give(attachment, memory));
+        }
         self.destage(now, attachment, out, asks, |v, takes| v.destager.journaled(now, done, takes));
     }
 
@@ -182,14 +238,17 @@ impl<B: Clone> WriteLog<B> {
         attachment: u32,
         out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
-        f: impl FnOnce(&mut Attached, &mut Takes),
+        f: impl FnOnce(&mut Attached, &mut Takes<'_>),
     ) {
+        let volumes = self.volumes.len();
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        let mut takes = Takes::default();
+        let mut takes = Takes::new(&mut self.memory, attachment, volumes);
         f(volume, &mut takes);
         let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
         out.extend(takes.store.iter().map(|dirty| Asked::Store(*dirty, piece(dirty))));
         if let Some((epoch, last, pieces)) = takes.journal {
+            volume.epoch_memory = pieces.iter().map(Dirty::memory).sum();
+            let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
             let pieces = pieces.iter().map(|dirty| (*dirty, piece(dirty))).collect();
             out.push(Asked::Journal { epoch, last, pieces });
         }
@@ -212,7 +271,7 @@ impl<B: Clone> WriteLog<B> {
         if let Some(frontier) = takes.note {
             volume.stored = volume.stored.max(frontier);
             if volume.closing.is_some() {
-                return self.mark(now, attachment, out, asks);
+                return self.ask_marker(now, attachment, out, asks);
             }
             // What is said already says less.
             volume.untold = true;
@@ -249,11 +308,15 @@ impl<B: Clone> WriteLog<B> {
     /// A volume's window is over: what it held of the log is let go.
     pub(super) fn let_go(&mut self, now: Nanos, attachment: u32) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        let began = volume.destager.began();
         let Some(position) = volume.destager.noted() else { return };
-        let bytes = self.settle(attachment, position);
+        let (room, bytes) = self.settle(attachment, position);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        volume.throttle.destaged(now, bytes);
-        volume.destaged += bytes;
+        volume.throttle.destaged(now, room);
+        volume.destaged += room;
+        let took = began.map_or(0, |began| now.saturating_sub(began).0).max(1_000);
+        let speed = bytes as f64 * 1e9 / took as f64;
+        volume.speed = Some(volume.speed.map_or(speed, |before| (before + speed) / 2.0));
     }
 
     /// All of a volume is to be destaged as soon as can be, or no longer.
@@ -278,13 +341,26 @@ impl<B: Clone> WriteLog<B> {
         Some(Status {
             dirty: volume.overlay.bytes(),
             held: (log.held(), volume.throttle.bound()),
-            oldest: volume.since.front().map(|&(_, since)| since),
+            oldest: volume.oldest(),
+            age: volume.age,
+            is_old: volume
+                .age
+                .zip(volume.oldest())
+                .is_some_and(|(age, oldest)| age.is_over(now, oldest)),
             rate: volume.throttle.rate_at(now),
             positions: [log.frontier(), log.acknowledged(), log.promised(), log.last()],
             epoch: volume.destager.epoch(),
             failures: volume.destager.failures(),
             destaged: volume.destaged,
+            missed_marks: volume.missed_marks,
+            off_mark: volume.off_mark,
+            no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
         })
+    }
+
+    /// Bytes that are on their way to stores and journals.
+    pub fn memory(&self) -> u64 {
+        self.memory.taken()
     }
 
     /// The volumes, by attachment number.
@@ -322,5 +398,46 @@ impl<B: Clone> WriteLog<B> {
             }
         });
         all
+    }
+}
+
+impl Attached {
+    /// Whether what may be destaged goes to the store whatever its time is, and whether an epoch may end anywhere. `starved`: the log has no
+    /// room.
+    fn presses(&self, now: Nanos, starved: bool) -> (bool, bool) {
+        let full = self.log.held() * 2 >= self.throttle.bound();
+        let aged = self.age.zip(self.oldest());
+        let aged = aged.is_some_and(|(age, oldest)| age.presses(oldest) <= now);
+        // No mark comes any more to a log that has failed.
+        let draining = self.draining || self.closing.is_some();
+        let hurry = draining || starved || full || aged;
+        let anywhere = match self.destager.order() {
+            Order::Journaled(Cuts::Marks) => draining,
+            Order::Journaled(Cuts::MarksOrFull) => draining || starved || self.is_stopped(now),
+            _ => hurry,
+        };
+        (hurry, anywhere)
+    }
+
+    /// Whether epochs are to end at marks alone.
+    fn wants_marks(&self) -> bool {
+        matches!(self.destager.order(), Order::Journaled(cuts) if cuts.are_marks())
+    }
+
+    /// An epoch begins that holds all up to `last`: does it end where it is to?
+    fn begins(&mut self, last: u64) {
+        if self.wants_marks() {
+            self.off_mark = !self.log.is_cut(last);
+            self.missed_marks += u64::from(self.off_mark);
+        }
+    }
+
+    /// What is dirty waits for a mark, and room or its age do not.
+    fn lacks_mark(&self, now: Nanos, durable: u64, starved: bool) -> bool {
+        let (hurry, _) = self.presses(now, starved);
+        self.wants_marks()
+            && hurry
+            && self.may_begin(durable)
+            && self.log.next(durable, self.destager.most(), false).is_none()
     }
 }

@@ -13,8 +13,10 @@ use larder_format::block::write_log::{
 
 use super::super::overlay::Dirty;
 use super::super::planted::Planted;
-use super::super::volume_log::{Kind, Logged};
-use super::{Asks, Piece, Sums, ToWrite, WriteLog, pin, unpin};
+use super::super::segments::Placed;
+use super::super::volume_log::Kind;
+use super::footers::Writing;
+use super::{Asks, Piece, ToWrite, WriteLog, pin, unpin};
 
 /// Numbers of parked batches have this bit, where one is told from a batch of the chain.
 const PARKED: u64 = 1 << 63;
@@ -88,7 +90,7 @@ impl<B: Clone> WriteLog<B> {
             }
             let dirty = Dirty { at: logged.at, len: logged.len, sequence, holds: logged.holds() };
             let piece = match logged.kind {
-                Kind::Write => {
+                Kind::Write | Kind::Mark => {
                     bytes += logged.len;
                     volume.piece(&self.config, &dirty)
                 }
@@ -163,8 +165,10 @@ impl<B: Clone> WriteLog<B> {
                 Kind::Write => RecordKind::Write,
                 Kind::Zero => RecordKind::Zero,
                 Kind::Trim => RecordKind::Trim,
+                Kind::Mark => RecordKind::Mark,
             };
-            let lost = kind == RecordKind::Write && bytes.is_none();
+            let payload_wanted = matches!(logged.kind, Kind::Write | Kind::Mark);
+            let lost = payload_wanted && bytes.is_none();
             let unreadable = lost && !self.fault.is(Planted::DamageParkedAsData);
             let record = Record {
                 attachment,
@@ -179,7 +183,7 @@ impl<B: Clone> WriteLog<B> {
             let length = record.payload_bytes();
             let from = if length == 0 { end } else { end.next_multiple_of(BLOCK as u64) };
             if length > 0 {
-                let known = volume.sums.get((sequence - volume.log.frontier() - 1) as usize)?;
+                let known = volume.sums.get(sequence, volume.log.frontier())?;
                 sums.extend_from_slice(known.as_slice());
                 payload.extend(bytes.map(|bytes| (from as u32, bytes)));
                 end = from + length;
@@ -190,7 +194,8 @@ impl<B: Clone> WriteLog<B> {
         let shape = Shape::of(&records).filter(|_| !records.is_empty())?;
         let geometry = self.config.geometry;
         let sector = geometry.sector();
-        let placed = self.segments.park(attachment, shape.bytes(sector), records.len() as u32)?;
+        let size = self.config.size(shape);
+        let placed = self.segments.park(attachment, size, records.len() as u32)?;
         let mut head = Vec::new();
         let mut at = self.first(&placed);
         let time = self.config.wall + now.0;
@@ -228,6 +233,8 @@ impl<B: Clone> WriteLog<B> {
             sums,
         );
         self.parked_before.insert(placed.generation, batch.hash);
+        let Placed { segment, generation, .. } = placed;
+        self.footers.add(Writing { segment, generation, parked: attachment }, batch);
         let first = self.first(&placed) + u64::from(shape.header_bytes()) - self.config.at;
         let behind = head.len() as u32;
         payload.iter_mut().for_each(|(from, _)| *from += behind);
@@ -272,22 +279,19 @@ impl<B: Clone> WriteLog<B> {
         let Some(parking) = self.parking.take_if(|parking| durable(parking)) else { return };
         let Some(volume) = self.volumes.get_mut(&parking.attachment) else { return };
         for (sequence, place, lost) in parking.records {
-            let Some(Logged { at, len, batch, .. }) = volume.log.record(sequence).copied() else {
+            let Some(logged) = volume.log.record(sequence) else {
                 // The store has it by now.
                 self.segments.let_go_parked(parking.generation, Some(1));
                 continue;
             };
             let to = (!lost).then_some(place);
-            volume.overlay.moves(at..at + len, sequence, to);
+            volume.overlay.moves(logged.range(), sequence, to);
             volume.log.moved(sequence, place);
             volume.parked.push_back((sequence, parking.generation));
-            if lost
-                && let Some(sums) =
-                    volume.sums.get_mut((sequence - volume.log.frontier() - 1) as usize)
-            {
-                *sums = Sums::Many(Box::default());
+            if lost {
+                volume.sums.lose(sequence);
             }
-            self.segments.let_go(batch);
+            self.segments.let_go(logged.batch);
         }
     }
 }

@@ -1,0 +1,83 @@
+//! Consistency points that an application names.
+
+use std::time::Duration;
+
+use larder_engine::block::node::logged::call_log;
+use larder_engine::block::writeback::log::MarkState;
+use larder_format::block::write_log::record::MAX_MARK;
+use larder_runtime::{AlignedBuf, Device as _, Payload};
+
+use super::super::Core;
+use super::super::open::CacheError;
+use super::super::operators::LOOK;
+use super::Back;
+
+/// The first looks are close together: a flush of flash takes no longer.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+
+impl Core {
+    /// A consistency point of a volume that writes back, with a name: all that was answered before it is durable on the cache's flash when this
+    /// returns, and where epochs end at marks one may end here. Nothing is destaged for it. `go_on` may say no: then it returns
+    /// nothing, and the mark may still come; else its sequence.
+    ///
+    /// # Errors
+    /// When there is no such volume, it does not write back, the name is not of 1 to 255 bytes, or the log fails.
+    pub fn mark(
+        &self,
+        name: &str,
+        mark: &str,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<u64>, CacheError> {
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        if mark.is_empty() || mark.len() > MAX_MARK {
+            return Err(fail(format!(
+                "the name of a mark has 1 to {MAX_MARK} bytes, and this one has {}",
+                mark.len()
+            )));
+        }
+        self.attached(name)?;
+        let (back, written) = self.back_of(name).ok_or_else(|| {
+            fail(
+                "it does not write back, and marks are for volumes that do: a flush makes its store durable"
+                    .to_owned(),
+            )
+        })?;
+        let attachment = written.state.attachment;
+        let failed = |back: &Back| {
+            let why = back.log().closed().unwrap_or("it was detached");
+            fail(format!("the mark is not in its write log: {why}"))
+        };
+        let mut buf = AlignedBuf::zeroed(mark.len());
+        buf.copy_from_slice(mark.as_bytes());
+        let bytes = Payload::new(buf);
+        let asked = call_log(self, None, |log, asks| log.mark(attachment, mark, bytes, asks));
+        let number = asked.and_then(|(number, _)| number).ok_or_else(|| failed(back))?;
+        let mut pause = FIRST_LOOK;
+        loop {
+            let state = back.log().mark_state(attachment, number);
+            match state {
+                MarkState::Durable(sequence) => return Ok(Some(sequence)),
+                MarkState::Failed => return Err(failed(back)),
+                MarkState::Waits if !go_on() => {
+                    back.log().forget_mark(attachment, number);
+                    return Ok(None);
+                }
+                MarkState::Waits => {}
+            }
+            self.pause(pause);
+            pause = (pause * 2).min(LOOK);
+        }
+    }
+
+    /// A start has found marks in the log: their names are read.
+    pub(super) fn name_marks(&self, back: &Back, attachment: u32) {
+        let unnamed = back.log().unnamed_marks(attachment);
+        for (sequence, piece) in unnamed {
+            let mut bytes = vec![0u8; piece.bytes as usize];
+            // One that cannot be read has no name: it is no less a mark.
+            if self.device.read_at(piece.place, &mut bytes).is_ok() {
+                back.log().name_mark(attachment, sequence, &piece, &bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory for what is on its way from the log to stores and journals: one sum for the whole node, however many volumes write back.
+//!
+//! A stretch is in memory from when it is read until the store has it, an epoch until the journal has it. Whoever gets none is called again when some is
+//! given back. While somebody waits nobody has more than an equal part, so that a volume with a slow store does not keep all of it. If nothing is taken
+//! whoever comes first gets what it needs, however much that is: nobody waits for ever.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The sum, and who has what of it. See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    most: u64,
+    taken: u64,
+    /// What each volume has, by attachment number.
+    by: BTreeMap<u32, u64>,
+    /// Volumes that got none.
+    waiting: BTreeSet<u32>,
+}
+
+impl Memory {
+    pub(super) fn new(most: u64) -> Memory {
+        Memory { most, ..Memory::default() }
+    }
+
+    /// What one of so many volumes has of it while others wait.
+    pub(super) fn part(&self, volumes: usize) -> u64 {
+        self.most / volumes.max(1) as u64
+    }
+
+    /// Takes so much for one of so many volumes, if it may have that. Else it waits: [`Memory::give`] says when it may be asked again.
+    pub(super) fn take(&mut self, attachment: u32, bytes: u64, volumes: usize) -> bool {
+        let mine = self.by.get(&attachment).copied().unwrap_or(0);
+        let others = self.waiting.iter().any(|&waits| waits != attachment);
+        let fair = !others || mine == 0 || mine + bytes <= self.part(volumes);
+        let may = bytes == 0 || self.taken == 0 || (fair && self.taken + bytes <= self.most);
+        if !may {
+            self.waiting.insert(attachment);
+            return false;
+        }
+        self.waiting.remove(&attachment);
+        self.taken += bytes;
+        *self.by.entry(attachment).or_default() += bytes;
+        true
+    }
+
+    /// Gives back so much of what a volume has taken. Returns who waits.
+    pub(super) fn give(&mut self, attachment: u32, bytes: u64) -> impl Iterator<Item = u32> {
+        let mine = self.by.get_mut(&attachment);
+        let bytes = mine.map_or(0, |mine| {
+            let bytes = bytes.min(*mine);
+            *mine -= bytes;
+            bytes
+        });
+        self.by.retain(|_, mine| *mine > 0);
+        self.taken -= bytes;
+        self.waiting.iter().copied().filter(move |_| bytes > 0)
+    }
+
+    /// A volume asks for nothing more. What it has it gives back yet.
+    pub(super) fn leave(&mut self, attachment: u32) {
+        self.waiting.remove(&attachment);
+    }
+
+    /// What is taken.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_taken_than_there_is_but_for_one_that_needs_more() {
+        let mut memory = Memory::new(100);
+        assert!(memory.take(1, 60, 2) && memory.take(1, 40, 2) && !memory.take(2, 1, 2));
+        assert_eq!(memory.give(1, 60).collect::<Vec<u32>>(), [2]);
+        assert!(memory.take(2, 60, 2));
+        assert_eq!((memory.taken(), memory.give(1, 40).count()), (100, 0));
+        assert!(!memory.take(1, 200, 2));
+        assert_eq!(memory.give(2, 60).collect::<Vec<u32>>(), [1]);
+        assert!(memory.take(1, 200, 2));
+        // More than was taken is not given back.
+        assert_eq!(memory.give(2, 60).count(), 0);
+        assert_eq!(memory.taken(), 200);
+    }
+
+    #[test]
+    fn while_one_waits_none_has_more_than_its_part() {
+        let mut memory = Memory::new(100);
+        assert!(memory.take(1, 90, 2) && !memory.take(2, 20, 2));
+        assert_eq!(memory.give(1, 10).count(), 1);
+        // There is room for this one, which has more than its part.
+        assert!(!memory.take(1, 10, 2));
+        assert!(memory.take(2, 20, 2));
+        assert_eq!(memory.taken(), 100);
+        memory.leave(1);
+        memory.give(2, 20).for_each(drop);
+        assert!(memory.take(2, 20, 2));
+    }
+}
