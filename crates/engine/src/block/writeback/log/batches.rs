@@ -148,7 +148,8 @@ impl<B: Clone> WriteLog<B> {
             }
             volume.pending.push_back(Pending { op: append.op, fua: append.fua });
             sums.extend_from_slice(append.sums.as_slice());
-            let sums = (append.kind == Kind::Write).then_some(append.sums);
+            let has_bytes = matches!(append.kind, Kind::Write | Kind::Mark);
+            let sums = has_bytes.then_some(append.sums);
             volume.sums.push(record.sequence, sums);
             if let Some(bytes) = append.bytes {
                 let of = (append.attachment, record.sequence);

@@ -41,7 +41,8 @@ impl<B: Clone> WriteLog<B> {
                 place: dirty.entry.place,
             };
             let sequence = volume.log.recover_unshown(logged, record.dependency);
-            let sums = (kind == Kind::Write).then(|| Sums::new(scan.sums(&dirty.entry)));
+            let sums = matches!(kind, Kind::Write | Kind::Mark)
+                .then(|| Sums::new(scan.sums(&dirty.entry)));
             volume.sums.push(sequence, sums);
             volume.answered_at(sequence, now);
             volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
