@@ -130,6 +130,7 @@ impl World {
             }
             self.attach(v, frontier);
             self.log.recover(self.now, self.volumes[v].attachment, mine, scan);
+            self.knows_marks(v, frontier);
             self.says(|| format!("v{v}: {said:?}, frontier {frontier}, last {}", mine.last));
             let view = self.viewed(v, frontier, mine.last);
             self.volumes[v].may_hold = u64::MAX;

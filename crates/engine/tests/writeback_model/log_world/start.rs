@@ -137,13 +137,7 @@ impl World {
             let mine = &found.volumes[&self.volumes[v].attachment];
             self.attach(v, mine.frontier);
             self.log.recover(self.now, self.volumes[v].attachment, mine, &scan);
-            if let Some(mark) = self.mark_among(v, mine.frontier) {
-                self.log.had_mark(self.volumes[v].attachment, mark);
-            }
-            for (sequence, piece) in self.log.unnamed_marks(self.volumes[v].attachment) {
-                let bytes = self.device.read(piece.place, piece.bytes as usize).to_vec();
-                self.log.name_mark(self.volumes[v].attachment, sequence, &piece, &bytes);
-            }
+            self.knows_marks(v, mine.frontier);
             for &number in &self.volumes[v].log {
                 self.writes[number as usize].at = Some(self.now);
             }
@@ -160,6 +154,17 @@ impl World {
             self.check_start(v, last)?;
         }
         self.carry(asks)
+    }
+
+    /// The log hears the names of the marks that it has, and of that which the store has.
+    pub(super) fn knows_marks(&mut self, v: usize, frontier: u64) {
+        if let Some(mark) = self.mark_among(v, frontier) {
+            self.log.had_mark(self.volumes[v].attachment, mark);
+        }
+        for (sequence, piece) in self.log.unnamed_marks(self.volumes[v].attachment) {
+            let bytes = self.device.read(piece.place, piece.bytes as usize).to_vec();
+            self.log.name_mark(self.volumes[v].attachment, sequence, &piece, &bytes);
+        }
     }
 
     /// Of a volume's log that is left which was to be there.
