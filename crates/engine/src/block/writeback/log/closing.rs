@@ -226,7 +226,8 @@ impl<B: Clone> WriteLog<B> {
     /// A step of a volume whose log has failed. Returns whether its destage may go on.
     pub(super) fn begun(&self, attachment: u32) -> bool {
         let closing = self.volumes.get(&attachment).and_then(|volume| volume.closing.as_ref());
-        closing.is_none_or(|closing| closing.begun)
+        // (A log that fails before a start has ended destages nothing.)
+        closing.map_or(self.closed.is_none(), |closing| closing.begun)
     }
 
     /// Asks for the marker that is wanted of a volume whose log has failed.
