@@ -45,6 +45,7 @@ fn attach(frontier: u64) -> Attach {
         destage: destager::Config { order, pace, most: 64 << 20, depth: 64 },
         bound: Some(1 << 50),
         age: None,
+        marked: false,
         frontier,
         epoch: 0,
         marker: 1,

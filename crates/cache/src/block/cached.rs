@@ -112,6 +112,8 @@ impl Cached {
 
     fn flash_done(&mut self, FileDone { token, op, result }: FileDone) {
         let (cache, now) = (&*self.cache, self.cache.now());
+        #[cfg(test)]
+        let result = cache.faults.of(&op, result);
         let line_bytes = cache.layout.line as usize;
         match (self.io.flash_jobs.try_remove(token as usize), op) {
             (Some(FlashJob::Read { io, line }), FileOp::Read { buf, .. }) => match result {

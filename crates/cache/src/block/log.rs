@@ -222,6 +222,7 @@ impl Effects<Payload> for Carrier {
              it and start again, or, when it works again, `larder block take-back`"
         );
         self.cache.enabled.store(false, Ordering::SeqCst);
+        self.cache.close_log("the cache was given up");
     }
 
     fn not_durable(&mut self, store: VolumeId) {

@@ -227,6 +227,8 @@ pub struct Core {
     time: Time,
     /// Of a cache without threads, what they do else.
     hand: OnceLock<Hand>,
+    #[cfg(test)]
+    faults: tests::Faults,
     /// Writes down what is decided, if that was asked for.
     recorder: Option<record::Recording>,
     node_limits: NodeLimits,

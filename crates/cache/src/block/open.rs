@@ -814,6 +814,8 @@ pub(super) fn begin(config: CacheConfig, begun: Begun) -> Result<Running, CacheE
             _ => Time::Runs(Instant::now()),
         },
         hand: OnceLock::new(),
+        #[cfg(test)]
+        faults: super::tests::Faults::default(),
         recorder,
         node_limits,
         operators: Operators::default(),

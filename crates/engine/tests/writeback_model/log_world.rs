@@ -6,6 +6,7 @@
 
 mod check;
 mod clients;
+mod closing;
 mod device;
 mod start;
 
@@ -20,7 +21,7 @@ use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::Planted;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{
-    Asked, Asks, Config, Found, Parks, Piece, Sums, ToWrite, WriteLog,
+    Asked, Asks, Config, Found, Kept, Lies, Parks, Piece, Said, Sums, ToWrite, WriteLog,
 };
 use larder_engine::block::writeback::overlay::{Dirty, Holds};
 use larder_engine::block::writeback::throttle::Age;
@@ -58,6 +59,8 @@ pub(super) struct Setup {
     /// All volumes in this order (a letter of [`ORDERS`]), or each in any.
     pub(super) order: Option<char>,
     pub(super) fault: Option<Planted>,
+    /// The log's device fails some time.
+    pub(super) fails: bool,
     /// The steps are printed.
     pub(super) trace: bool,
 }
@@ -89,7 +92,7 @@ enum Op {
 /// A stretch of a read that goes on.
 struct Reading {
     volume: usize,
-    found: Found,
+    found: Found<Bytes>,
     /// Of its sectors the last write that was answered when it began.
     fresh: Vec<u64>,
 }
@@ -100,8 +103,9 @@ enum Io {
     Flush { covers: u64, mark: usize },
     Step(usize),
     Read(Reading),
-    Store { volume: usize, dirty: Dirty, piece: Option<Piece> },
+    Store { volume: usize, dirty: Dirty, lies: Option<Lies<Bytes>> },
     FlushStore(usize),
+    Mark { volume: usize, said: Said, frontier: u64 },
     Park { volume: usize, parks: Parks },
 }
 
@@ -122,6 +126,14 @@ struct Volume {
     marker: u64,
     /// What it may hold beside what is not answered: a start may find more.
     may_hold: u64,
+    /// What its marker says of a log that has failed, and its frontier.
+    said: Option<(Said, u64)>,
+    /// Sectors that the slots have, which outlive a crash.
+    slots: BTreeMap<u64, u64>,
+    /// A start has found a failed log: no more writes come, and a sector reads as this.
+    view: Option<Vec<u64>>,
+    /// It writes through.
+    over: bool,
     /// It is put aside, or is about to be: clients ask nothing of it.
     aside: bool,
 }
@@ -147,6 +159,10 @@ pub(super) struct World {
     stuck: Option<usize>,
     /// Of a thousand I/Os so many fail.
     failures: u64,
+    /// The log's device has begun to fail.
+    failing: bool,
+    /// It may do so in this history.
+    may_fail: bool,
     /// Volumes are put aside with what is dirty, and taken up.
     carries: bool,
     /// Nothing crashes for long.
@@ -173,6 +189,7 @@ impl World {
         let bytes = AT as usize + (segments * segment) as usize;
         let area = u64::from(segments * segment);
         let failures = [0, 0, 10, 40][rng.below(4) as usize];
+        let may_fail = setup.fails || setup.fault.is_none() && rng.chance(0.3);
         let volumes = (0..rng.range(2, 3)).map(|i| volume(i, &mut rng, setup, area)).collect();
         let none = Write {
             sectors: 0..0,
@@ -201,6 +218,8 @@ impl World {
             ios: Vec::new(),
             stuck: None,
             failures,
+            failing: false,
+            may_fail,
             carries: seed % 4 == 3,
             is_calm: seed % 8 == 5,
             footers: if seed % 8 == 5 { 0.02 } else { 0.05 },
@@ -251,14 +270,18 @@ impl World {
         for (op, failed) in asks.answers {
             self.answered(op, failed)?;
         }
+        for (op, _) in asks.through {
+            self.through(op)?;
+        }
         self.hear_marks()?;
         self.check_held()
     }
 
-    fn carry_out(&mut self, volume: usize, out: Vec<Asked>) {
+    fn carry_out(&mut self, volume: usize, out: Vec<Asked<Bytes>>) {
         for asked in out {
             match asked {
-                Asked::Store(dirty, piece) => self.ios.push(Io::Store { volume, dirty, piece }),
+                Asked::Store(dirty, lies) => self.ios.push(Io::Store { volume, dirty, lies }),
+                Asked::Mark(said, frontier) => self.ios.push(Io::Mark { volume, said, frontier }),
                 Asked::Flush => self.ios.push(Io::FlushStore(volume)),
                 Asked::Park(parks) => self.ios.push(Io::Park { volume, parks }),
                 Asked::Journal { .. } | Asked::FlushJournal => {}
@@ -272,7 +295,7 @@ impl World {
         let now = self.now;
         let volume = match self.ios.swap_remove(which) {
             Io::Write { write, bytes } => {
-                let done = !self.fails();
+                let done = !self.fails() && !(self.failing && self.rng.chance(0.7));
                 let some = (!done).then(|| self.device.part(&mut self.rng, bytes.len()));
                 self.device.write(write.at, bytes, some);
                 self.says(|| format!("batch {} written: {done}", write.number));
@@ -281,7 +304,8 @@ impl World {
             }
             Io::Flush { covers, mark } => {
                 // It ends for good, and so does the history.
-                let done = !(self.fails() && self.rng.chance(0.1));
+                let fails = self.fails() && self.rng.chance(0.1);
+                let done = !fails && !(self.failing && self.rng.chance(0.5));
                 self.device.flush(mark, done);
                 self.says(|| format!("log flushed up to batch {covers}: {done}"));
                 self.log.flushed(now, covers, done, &mut asks);
@@ -321,15 +345,32 @@ impl World {
                 self.log.parked(now, attachment, read, &mut asks);
                 volume
             }
-            Io::Store { volume, dirty, piece } => {
-                let numbers = self.destaged(volume, &dirty, piece.as_ref())?;
-                if let Some(piece) = &piece {
+            Io::Mark { volume, said, frontier } => {
+                let done = !self.fails();
+                self.says(|| format!("v{volume}: marker {said:?} up to {frontier}: {done}"));
+                if done {
+                    self.volumes[volume].said = Some((said, frontier));
+                    if said == Said::Clean {
+                        self.check_over(volume)?;
+                    }
+                }
+                let attachment = self.volumes[volume].attachment;
+                self.log.marked(now, attachment, done, &mut out, &mut asks);
+                volume
+            }
+            Io::Store { volume, dirty, lies } => {
+                let numbers = self.destaged(volume, &dirty, lies.as_ref())?;
+                if let Some(piece) = lies.as_ref().and_then(Lies::piece) {
                     self.log.unpin(now, piece.pin, &mut asks);
                 }
                 let done = !self.fails();
                 for (sector, number) in numbers {
                     if done || self.rng.chance(0.5) {
                         self.volumes[volume].store.write(sector, number);
+                    }
+                    // A log that fails gives the slots up: nothing is said of them any more.
+                    if self.uses_slots(volume) {
+                        self.volumes[volume].slots.remove(&sector);
                     }
                 }
                 let outcome = done.then_some(self.volumes[volume].store.life);
@@ -347,8 +388,10 @@ impl World {
                 if done {
                     store.flush()
                 } else {
-                    store.lose(&mut self.rng)
+                    store.lose(&mut self.rng);
+                    self.drop_slots(volume);
                 }
+                let store = &mut self.volumes[volume].store;
                 let outcome = done.then_some(store.life);
                 self.says(|| format!("v{volume}: store flushed: {outcome:?}"));
                 let attachment = self.volumes[volume].attachment;
@@ -384,6 +427,9 @@ impl World {
                 let some = self.rng.below(self.volumes.len() as u64) as usize;
                 self.stuck = self.rng.chance(0.5).then_some(some);
             }
+            if self.may_fail && self.log.is_started() && self.rng.below(400) == 0 {
+                self.failing = true;
+            }
             match self.rng.below(1_000) {
                 0..360 if !self.log.is_started() => {}
                 0..240 => self.issue()?,
@@ -418,6 +464,7 @@ impl World {
                 960..970 => {
                     let v = self.rng.below(self.volumes.len() as u64) as usize;
                     self.volumes[v].store.crash(&mut self.rng);
+                    self.drop_slots(v);
                     self.says(|| format!("v{v}: store crashes"));
                 }
                 // In some runs there is one long life, in which segments come round.
@@ -434,9 +481,14 @@ impl World {
             if self.log.wakes(self.now).is_some_and(|at| at <= self.now) && self.rng.chance(0.5) {
                 self.due()?;
             }
-            if self.log.closed().is_some() && self.rng.chance(0.05) {
+            if self.log.closed().is_some()
+                && self.rng.chance(if self.log.is_started() { 0.01 } else { 0.1 })
+            {
                 let power = self.rng.chance(0.5);
                 self.restart(power)?;
+            }
+            if self.volumes.iter().all(|volume| volume.over) {
+                break;
             }
         }
         self.settle()?;
@@ -445,8 +497,8 @@ impl World {
 
     /// All devices answer again: all that waits ends, and all comes to the stores.
     fn settle(&mut self) -> Checked {
-        self.failures = 0;
-        if self.log.closed().is_some() {
+        (self.failures, self.failing) = (0, false);
+        if self.log.closed().is_some() && !self.log.is_started() {
             self.restart(false)?;
         }
         self.says(|| "no more failures".to_owned());
@@ -476,7 +528,10 @@ impl World {
         self.carry(asks)?;
         self.quiet()?;
         for (v, volume) in self.volumes.iter().enumerate() {
-            if !self.log.is_clean(volume.attachment) {
+            if volume.over {
+                continue;
+            }
+            if !self.log.is_clean(volume.attachment) || self.log.closed().is_some() {
                 return Err(format!("v{v} does not come to its store: {:?}", self.log));
             }
             for sector in 0..volume.store.sectors() {
@@ -500,7 +555,10 @@ impl World {
         if *aside {
             self.log.put_aside(attachment);
             self.says(|| format!("v{v}: put aside"));
-        } else if self.log.is_settled(attachment) && self.log.is_durable(attachment) {
+        } else if self.log.closed().is_none()
+            && self.log.is_settled(attachment)
+            && self.log.is_durable(attachment)
+        {
             let frontier = self.log.status(self.now, attachment).map_or(0, |s| s.positions[0]);
             let attach = self.attach_of(v, frontier);
             self.log.take_up(self.now, attach, &mut asks);
@@ -564,6 +622,10 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         bound,
         age,
         store: Store::new(rng.range(24, 96)),
+        said: None,
+        slots: BTreeMap::new(),
+        view: None,
+        over: false,
         log: Vec::new(),
         blocked: VecDeque::new(),
         level: 0,

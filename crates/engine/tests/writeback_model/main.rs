@@ -52,7 +52,8 @@ fn no_history_of_the_whole_log_breaks_a_promise() {
     let mut sealed = 0;
     for seed in seed.map_or(0..seeds, |seed| seed..seed + 1) {
         let order = order.or_else(|| "acf".chars().nth(seed as usize % 6));
-        let setup = Setup { order, ..Setup::default() };
+        // Every other history has a log whose device fails some time.
+        let setup = Setup { order, fails: seed % 2 == 1, ..Setup::default() };
         let mut world = LogWorld::new(seed, setup);
         let played = world.play(LOG_STEPS);
         sealed += world.sealed;
@@ -108,7 +109,9 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::FailedMarkForgotten => "m",
         Planted::SetBackBelieved => "s",
         // Of the whole log alone.
-        Planted::FlushNotAwaited
+        Planted::ClosedUnmarked
+        | Planted::ClosedSlotsBelieved
+        | Planted::FlushNotAwaited
         | Planted::FlushBegunBefore
         | Planted::StartNotFlushed
         | Planted::DependencyStale
@@ -155,7 +158,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
 
 /// The faults that concern the whole log, and the orders in which each must be caught.
 #[cfg(feature = "planted")]
-const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 25] = {
+const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 27] = {
     use larder_engine::block::writeback::Planted as P;
     [
         (P::DestagedBeforeDurable, "acf"),
@@ -184,6 +187,8 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 25] =
         (P::FrontierNotRepeated, "a"),
         (P::OldestIgnored, "acf"),
         (P::GapIgnored, ""),
+        (P::ClosedUnmarked, "acf"),
+        (P::ClosedSlotsBelieved, "acf"),
     ]
 };
 
@@ -197,7 +202,12 @@ fn every_planted_fault_of_the_whole_log_is_caught_in_every_order_that_needs_the_
             continue;
         }
         for order in orders.chars() {
-            let setup = Setup { order: Some(order), fault: Some(fault), trace: false };
+            let fails = matches!(
+                fault,
+                larder_engine::block::writeback::Planted::ClosedUnmarked
+                    | larder_engine::block::writeback::Planted::ClosedSlotsBelieved
+            );
+            let setup = Setup { order: Some(order), fault: Some(fault), fails, trace: false };
             let play = |seed: &u64| LogWorld::new(*seed, setup).play(LOG_STEPS).err();
             match (0..LOG_SEEDS).find_map(|seed| play(&seed).map(|why| (seed, why))) {
                 Some((seed, why)) => {

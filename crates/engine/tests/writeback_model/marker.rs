@@ -101,6 +101,7 @@ impl State {
             order: Some(Order::Journaled),
             marked: true,
             served,
+            drains: false,
             fresh: Uuid([3; 16]),
         };
         Holder::comes(comer, fault)
@@ -167,7 +168,10 @@ impl State {
             holder.recorded(entry);
             return Ok(());
         }
-        self.step(step);
+        // A log that has failed takes no writes.
+        if step != Step::Answer || !holder.drains() {
+            self.step(step);
+        }
         match step {
             Step::Read => holder.read(self.read(), None)?,
             Step::Replay(_) => holder.replayed(None),
@@ -247,6 +251,11 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
                 }
                 walk.go(&state, &how, "start", state.comes(false, fault));
                 if state.mark == Mark::Dirty(MINE) && matches!(state.holds, Holds::Open(_)) {
+                    let mut closing = state.clone();
+                    closing.step(Step::Mark(Mark::Closing(MINE), g));
+                    walk.push(closing, &how, "the log fails".to_owned());
+                }
+                if state.mark == Mark::Dirty(MINE) && matches!(state.holds, Holds::Open(_)) {
                     // It is up, and goes.
                     let drains = Holder::goes(state.held(), fault).next() == Some(Step::Destage);
                     if state.journal.is_none() || !drains {
@@ -264,6 +273,27 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
                         walk.push(applied, &how, "epoch.2".to_owned());
                     }
                     walk.go(&state, &how, "carry", Holder::carried(state.held(), fault));
+                }
+            }
+            Verdict::Drain => {
+                if state.version.unwrap_or(0).max(state.store) < state.newest {
+                    return broken("drains what lacks acknowledged writes");
+                }
+                let mut planned = state.comes(false, fault);
+                let _ = state.clone().carry_out(&mut planned, Step::Read);
+                if planned.next() != Some(Step::DropLines) {
+                    return broken("believes lines of a log that has failed");
+                }
+                walk.go(&state, &how, "start", state.comes(false, fault));
+                // It is up, and all that is dirty comes to the store, and the marker says so.
+                let mut drained = state.clone();
+                if state.journal.is_none() {
+                    drained.step(Step::Destage);
+                    walk.push(drained.clone(), &how, "drained".to_owned());
+                    for (mark, name) in [(Mark::Closed(MINE), "closed"), (Mark::Clean, "clean")] {
+                        drained.step(Step::Mark(mark, g));
+                        walk.push(drained.clone(), &how, name.to_owned());
+                    }
                 }
             }
             Verdict::TakeUp { .. } => {
@@ -284,13 +314,14 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
             Verdict::Refuse(Why::Lost) => {
                 return broken("this cache is named and does not hold what the marker speaks of");
             }
-            Verdict::Drain | Verdict::Wait | Verdict::Refuse(_) => {
+            Verdict::Wait | Verdict::Refuse(_) => {
                 return broken("nothing of the kind was done");
             }
         }
         if let Some((of, version)) = state.copy {
             let copy = Cache { holds: Holds::Carried(of), ..state.cache() };
-            let serves = judge(state.read(), &copy, fault) == Verdict::GoOn;
+            let serves =
+                matches!(judge(state.read(), &copy, fault), Verdict::GoOn | Verdict::Drain);
             if serves && version.unwrap_or(0).max(state.store) < state.newest {
                 return broken("a copy of the cache serves old data");
             }

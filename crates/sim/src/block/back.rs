@@ -177,6 +177,7 @@ impl Back {
             generation: 1,
             destage: destager::Config { order, pace, most, depth },
             bound: self.stated.dirty_max,
+            marked: false,
             age: self.stated.age,
             frontier: 0,
             epoch: 0,

@@ -1,5 +1,6 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+mod closing;
 pub mod journal;
 mod marks;
 pub mod offline;
@@ -171,11 +172,13 @@ pub(super) struct Back {
     volumes: RwLock<BTreeMap<u32, Arc<Written>>>,
     /// This cache, and its run.
     cache: (Uuid, u64),
+    /// A start has found a failed log, or a device that does not work: what is dirty comes to the stores, and nothing is logged.
+    drains: AtomicBool,
 }
 
 impl Back {
     fn new(log: WriteLog<Payload>, cache: (Uuid, u64)) -> Back {
-        Back { log: Mutex::new(log), volumes: RwLock::default(), cache }
+        Back { log: Mutex::new(log), volumes: RwLock::default(), cache, drains: false.into() }
     }
 
     /// The log.
@@ -299,17 +302,19 @@ impl Core {
     fn drain(&self, back: &Back, attachment: u32, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
         call_log(self, None, |log, asks| log.drain(attachment, true, asks));
         loop {
-            // What is not durable in a log that is closed comes to no store.
-            let (clean, held, closed) = {
+            let (clean, held, stands) = {
                 let log = back.log();
                 let status = log.status(self.now(), attachment);
                 let held = status.map_or(0, |status| status.held.0);
-                (log.is_clean(attachment), held, log.closed().is_some())
+                // A volume whose log has failed writes through in the end.
+                let clean =
+                    log.is_clean(attachment) && (log.closed().is_none() || status.is_none());
+                (clean, held, log.stands(attachment))
             };
             if clean {
                 return true;
             }
-            if closed || !go_on(held) {
+            if stands || !go_on(held) {
                 return false;
             }
             self.pause(LOOK);
@@ -341,7 +346,6 @@ impl Core {
         let mut holder = machine(written.held(back, self.now()), Fault::default());
         let mut way = Way::of(self, back, volume, written.clone());
         let done = way.carry_out(&mut holder, go_on);
-        *locked(&written.number) = holder.number();
         match done {
             Ok(()) => Ok(Some(true)),
             Err(NotDone::Unwanted) => Ok(Some(false)),
@@ -429,6 +433,10 @@ impl Core {
         let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
         let Some(written) = back.written(attachment) else { return };
         let Some(place) = &written.place else { return };
+        if back.log().closed().is_some() {
+            // It says so itself.
+            return;
+        }
         // Before it is looked how far the store is: what comes meanwhile is not claimed.
         let time = unix_nanos();
         let Some(status) = back.log().status(self.now(), attachment) else { return };

@@ -1,6 +1,7 @@
 //! What a start makes of volumes that write back: the marker beside each store decides, the log has what is dirty.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::call_log;
@@ -88,9 +89,10 @@ pub(super) fn refused(
                            order changes"
             .to_owned(),
         Refused::Journaled => "its last run was journaled: serve it so once more, and destage all of it before its order changes".to_owned(),
-        Refused::NotYet => format!(
-            "{place} says what this version of Larder does not do yet: use the version that has written it"
-        ),
+        Refused::Aside => "what is dirty of it was put aside in this cache, and nothing can be logged there now: take it up with a cache device that works, or \
+                           have its store recovered, which gives it up"
+            .to_owned(),
+        Refused::Unread => format!("{place} does not answer"),
     };
     volume_error(name, reason)
 }
@@ -170,6 +172,7 @@ pub(in crate::block) fn check_through(
         order: None,
         marked: place.is_some(),
         served: false,
+        drains: false,
         fresh: Uuid([0; 16]),
     };
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
@@ -232,7 +235,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             )),
         };
     };
-    if !core.is_enabled() {
+    let any = sb.volumes.iter().any(|v| v.write_back.is_some_and(|w| w.holds.may_be_dirty()));
+    if !core.is_enabled() && !any {
         return match first {
             None => Ok(()),
             Some(name) => Err(volume_error(
@@ -261,8 +265,6 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         |at: u64, bytes: &mut [u8]| core.device.read_at(at, bytes).map_err(|_| scan::ReadFailed);
     let scanned = scan::scan(&area, sb.uuid, &mut read);
     let found = recovery::recover(&scanned.batches, &asked, Fault::default());
-    // What was read may not be durable yet, and counts from now on.
-    core.device.sync()?;
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
     let config = Config {
         cache: sb.uuid,
@@ -279,6 +281,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         false => WriteLog::found(config, &found, &scanned),
     };
     let back = Back::new(log, (sb.uuid, run.unwrap_or(sb.epoch)));
+    // Where the device does not work, what can be read of it comes to the stores. There are no lines then.
+    back.drains.store(!core.is_enabled(), Ordering::Relaxed);
     if core.back.set(back).is_err() {
         return Ok(());
     }
@@ -292,6 +296,21 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             core.keep_carried(&volume.name, &carried, (&found, &scanned))?;
         }
     }
+    if let Some(back) = core.back.get() {
+        // What is of volumes that came anew, or go their own way, is void.
+        let mut log = back.log();
+        found
+            .volumes
+            .iter()
+            .for_each(|(&attachment, volume)| log.give_up_found(attachment, volume));
+    }
+    if core.back.get().is_some_and(|back| back.drains.load(Ordering::Relaxed)) {
+        // The device is not written any more, and need not be able to make anything durable.
+        call_log(&**core, None, |log, asks| log.start_closed(core.now(), asks));
+        return Ok(());
+    }
+    // What was read may not be durable yet, and counts from now on.
+    core.device.sync()?;
     // The first batch of this run makes void what a crash may still bring back of the last.
     let begun = call_log(&**core, None, |log, asks| log.start(asks));
     let mut asks = begun.map(|(_, asks)| asks).unwrap_or_default();
@@ -350,6 +369,14 @@ impl Core {
             )
         };
         let back = self.back.get().ok_or_else(no_log)?;
+        if back.log().closed().is_some() {
+            return Err(volume_error(
+                name,
+                "it is to write back, and the write log of this cache has failed: replace the cache device, format it and start again, or serve it as \
+                 one that writes through"
+                    .to_owned(),
+            ));
+        }
         let config = wish.back.clone().unwrap_or_default();
         config.age().map_err(|e| volume_error(name, e.to_string()))?;
         let site = match config.order {
@@ -378,6 +405,7 @@ impl Core {
             order: Some(order_of(config.order)),
             marked: place.is_some(),
             served,
+            drains: back.drains.load(Ordering::Relaxed),
             fresh: random_uuid()?,
         };
         let mut holder = Holder::comes(comer, Fault::default());
@@ -396,7 +424,15 @@ impl Core {
             found,
         };
         let mut way = Way::comes(self, back, volume, begins);
-        way.carry_out(&mut holder, &mut |_| true).map_err(|why| why.or_say(name))
+        way.carry_out(&mut holder, &mut |_| true).map_err(|why| why.or_say(name))?;
+        if holder.drains() {
+            back.drains.store(true, Ordering::Relaxed);
+        } else if comer.drains {
+            tracing::warn!(
+                "volume '{name}': it is written through, since nothing is logged on this cache device; others write back what they have"
+            );
+        }
+        Ok(())
     }
 
     /// A volume that was put aside with what is dirty and is not served: the log keeps it.
@@ -414,7 +450,7 @@ impl Core {
             return Err(refused(name, Refused::Gap, "the marker", None));
         }
         let config = BackConfig { order: kept_order(carried.order), ..BackConfig::default() };
-        let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0));
+        let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
         let mut log = back.log();
         log.attach(self.now(), attach);
         log.put_aside(carried.attachment);
@@ -428,7 +464,7 @@ impl Core {
         state: &WrittenBack,
         config: &BackConfig,
         frontier: u64,
-        (marker, epoch): (u64, u64),
+        (marker, epoch, marked): (u64, u64, bool),
     ) -> Attach {
         let destage = destager::Config {
             order: config.order,
@@ -449,6 +485,7 @@ impl Core {
             frontier,
             epoch,
             marker,
+            marked,
         }
     }
 

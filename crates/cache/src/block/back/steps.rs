@@ -150,6 +150,17 @@ impl<'a> Way<'a> {
     fn step(&mut self, holder: &mut Holder, step: Step, go_on: GoOn<'_>) -> Result<(), NotDone> {
         let (core, volume) = (self.core, self.volume);
         let within = holder.within();
+        if self.goes_itself(holder) {
+            match step {
+                Step::Release => {}
+                // What cache and marker say of it is the log's to say, and is not undone here.
+                _ if holder.has_failed() => {
+                    holder.done();
+                    return Ok(());
+                }
+                _ => return self.wait_through(holder, within, go_on),
+            }
+        }
         match step {
             Step::Read => {
                 if let Which::Comes(begins) = &mut self.which {
@@ -168,12 +179,22 @@ impl<'a> Way<'a> {
                 volume.gate.release();
                 core.mailboxes.iter().for_each(Mailbox::wake);
             }
+            // (A device that does not work has none.)
+            Step::DropLines if !core.is_enabled() => {}
             Step::DropLines => core.distrust(volume, volume.volume().backing().look())?,
-            Step::DestageMost | Step::Destage => self.destage(step, within, go_on)?,
+            Step::DestageMost | Step::Destage => {
+                self.destage(step, within, go_on)?;
+                if self.goes_itself(holder) {
+                    return Ok(());
+                }
+            }
             Step::Settle => {
                 let attachment = holder.state().attachment;
                 self.back.log().put_aside(attachment);
-                self.wait(within, go_on, |way| way.back.log().is_settled(attachment))?;
+                self.wait(within, go_on, |way| {
+                    let log = way.back.log();
+                    log.is_settled(attachment) || log.closed().is_some()
+                })?;
             }
             Step::FlushLog => {
                 let attachment = holder.state().attachment;
@@ -194,14 +215,23 @@ impl<'a> Way<'a> {
                 return Ok(());
             }
             Step::Holds(holds) => return self.record(holder, holds),
-            Step::Mark(mark, generation) => self.mark(holder, mark, generation)?,
+            Step::Mark(mark, generation) => {
+                if !self.mark(holder, mark, generation)? {
+                    return Ok(());
+                }
+            }
             Step::Answer => self.answer(holder)?,
             Step::Through | Step::Aside => {
                 let attachment = holder.state().attachment;
+                let mut log = self.back.log();
+                if step == Step::Through && log.closed().is_some() {
+                    return Ok(());
+                }
                 volume.attachment.store(0, Ordering::SeqCst);
                 if step == Step::Through {
-                    self.back.log().detach(attachment);
+                    log.detach(attachment);
                 }
+                drop(log);
                 self.back.remove(attachment);
             }
             Step::Resume => {
@@ -210,7 +240,11 @@ impl<'a> Way<'a> {
             }
             Step::CloseLog => {
                 call_log(core, None, |log, asks| {
-                    log.close("a volume that stays could not be recorded as dirty", asks);
+                    log.close(
+                        core.now(),
+                        "a volume that stays could not be recorded as dirty",
+                        asks,
+                    );
                 });
             }
             // (A journal that was applied is void with its generation.)
@@ -246,6 +280,28 @@ impl<'a> Way<'a> {
         Ok(())
     }
 
+    /// Whether a volume that goes has a log that has failed: it comes to its store, and is written through in the end, without these steps.
+    fn goes_itself(&self, holder: &Holder) -> bool {
+        holder.is_going() && self.back.log().closed().is_some()
+    }
+
+    /// Waits until that is so.
+    fn wait_through(
+        &self,
+        holder: &mut Holder,
+        within: Option<Nanos>,
+        go_on: GoOn<'_>,
+    ) -> Result<(), NotDone> {
+        let attachment = holder.state().attachment;
+        let stands = |way: &Way<'_>| way.back.log().stands(attachment);
+        self.wait(within, go_on, |way| way.back.written(attachment).is_none() || stands(way))?;
+        if stands(self) {
+            return Err(NotDone::Unwanted);
+        }
+        holder.went_through();
+        Ok(())
+    }
+
     /// What is dirty comes to the store; most of it is what was when this began.
     fn destage(&self, step: Step, within: Option<Nanos>, go_on: GoOn<'_>) -> Result<(), NotDone> {
         let attachment = self.volume.attachment().unwrap_or(0);
@@ -258,7 +314,6 @@ impl<'a> Way<'a> {
             }
             _ => u64::MAX,
         };
-        // What is not durable in a log that is closed comes to no store.
         let waited = self.wait(within, go_on, |way| {
             let log = way.back.log();
             let status = log.status(core.now(), attachment);
@@ -267,12 +322,7 @@ impl<'a> Way<'a> {
                 || status.is_none_or(|status| status.positions[0] >= last)
         });
         call_log(core, None, |log, asks| log.drain(attachment, false, asks));
-        waited?;
-        let log = self.back.log();
-        match log.closed().filter(|_| !log.is_clean(attachment)) {
-            Some(_) => Err(NotDone::Unwanted),
-            None => Ok(()),
-        }
+        waited
     }
 
     fn replay(&mut self, state: &WrittenBack, generation: u64) -> Result<Option<Applied>, NotDone> {
@@ -321,25 +371,37 @@ impl<'a> Way<'a> {
         Ok(())
     }
 
-    /// Writes the marker.
-    fn mark(&mut self, holder: &Holder, mark: Mark, generation: u64) -> Result<(), NotDone> {
+    /// Writes the marker; false if the log has failed meanwhile, whose it is then.
+    fn mark(&mut self, holder: &Holder, mark: Mark, generation: u64) -> Result<bool, NotDone> {
         let state = WrittenBack { generation, ..holder.state() };
         let attachment = self.volume.attachment();
+        let held = match &self.which {
+            Which::Held(written) => Some(written.clone()),
+            Which::Comes(_) => None,
+        };
+        let mut last_number = held.as_ref().map(|written| locked(&written.number));
+        if self.goes_itself(holder) {
+            return Ok(false);
+        }
         // It says how far the store is now.
         let frontier = attachment.and_then(|a| self.back.log().status(self.core.now(), a));
         let frontier = frontier.map_or(holder.frontier(), |status| status.positions[0]);
-        let number = holder.number() + 1;
+        let number = last_number.as_ref().map_or(holder.number(), |number| **number) + 1;
         let mut marker = self.core.marker(self.volume, &state, number, state_of(mark), frontier);
         let (last, time) = holder.recovered();
         if last > frontier && time > 0 {
             // When the oldest of what is dirty was written is not known.
             marker.time = time;
         }
-        if let Which::Held(written) = &self.which {
+        if let Some(written) = &held {
             marker.time = written.time_of(marker.time, frontier, || self.core.age_of(attachment));
         }
         if matches!(mark, Mark::Dirty(_)) {
             self.claim(&marker)?;
+        }
+        if let Some(last_number) = &mut last_number {
+            // (One that could not be written may have been.)
+            **last_number = number;
         }
         let done = match &mut self.which {
             Which::Comes(Begins { place: Some(place), .. }) => place.write(&marker),
@@ -353,12 +415,15 @@ impl<'a> Way<'a> {
         if let Which::Held(written) = &self.which {
             written.said.store(frontier, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The log has the volume from now on.
     fn answer(&mut self, holder: &Holder) -> Result<(), NotDone> {
         let (core, back, state) = (self.core, self.back, holder.state());
+        if back.log().closed().is_some() {
+            return Err(self.fail("its write log has failed".to_owned()));
+        }
         if matches!(&self.which, Which::Comes(begins) if begins.place.is_none()) {
             // No marker was written, and its journal is to be its own all the same.
             let (number, frontier) = (holder.number(), holder.frontier());
@@ -378,7 +443,7 @@ impl<'a> Way<'a> {
             }
             None => None,
         };
-        let named = (holder.number(), holder.epoch());
+        let named = (holder.number(), holder.epoch(), begins.place.is_some());
         let attach = core.attach_of(&state, &begins.config, holder.frontier(), named);
         let found = begins
             .found
@@ -391,6 +456,7 @@ impl<'a> Way<'a> {
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);
+            asks.steps.push(state.attachment);
             if let Some((_, mark)) = mark {
                 log.had_mark(state.attachment, mark);
             }
@@ -425,7 +491,7 @@ impl<'a> Way<'a> {
 
 impl Core {
     /// How long ago the oldest dirty write of a volume was logged, nanoseconds.
-    fn age_of(&self, attachment: Option<u32>) -> u64 {
+    pub(super) fn age_of(&self, attachment: Option<u32>) -> u64 {
         let status = self.back.get().zip(attachment);
         let status = status.and_then(|(back, of)| back.log().status(self.now(), of));
         let oldest = status.and_then(|status| status.oldest);

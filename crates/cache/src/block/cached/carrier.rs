@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use larder_engine::block::node::event::{Answer as Over, Effects, JobId, ShardIo, StoreOp};
 use larder_engine::block::node::logged::{JournalPart, LogIo};
-use larder_engine::block::writeback::log::ToWrite;
+use larder_engine::block::writeback::log::{Said, ToWrite};
 use larder_engine::block::{LineId, Merge, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_runtime::{AlignedBuf, FileOp, FileQueue, Payload};
@@ -322,6 +322,23 @@ impl Effects<Daemon> for Carrier {
         if let Some(journal) = written.as_ref().and_then(|written| written.journal.as_ref()) {
             journal.flush();
         }
+    }
+
+    fn marker_write(&mut self, attachment: u32, said: Said, frontier: u64) {
+        if !self.by_hand {
+            let cache = Arc::downgrade(&self.cache);
+            let write = move || {
+                if let Some(cache) = cache.upgrade() {
+                    cache.mark_and_tell(attachment, said, frontier);
+                }
+            };
+            // A marker may hang with its store.
+            let spawned = std::thread::Builder::new().name("block-marker".into()).spawn(write);
+            if spawned.is_ok() {
+                return;
+            }
+        }
+        self.cache.mark_and_tell(attachment, said, frontier);
     }
 
     fn deliver_zeros(&mut self, client: &mut Client, at: u64, len: u64) {

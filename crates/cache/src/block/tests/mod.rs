@@ -2,6 +2,7 @@ mod back;
 mod beside;
 mod check;
 mod ends;
+mod failed_log;
 mod hanging;
 mod journaled;
 mod losses;
@@ -26,6 +27,7 @@ use larder_runtime::{AlignedBuf, Payload, RingChoice};
 use tempfile::TempDir;
 
 use super::*;
+pub(super) use failed_log::Faults;
 use larder_volume::op::{Done, Op};
 use larder_volume::testing::{against_a_model, one, run};
 use larder_volume::{self as backing, Backing, OpenOptions, Uri};

@@ -287,6 +287,28 @@ pub enum Message<B> {
         /// And that went well.
         done: bool,
     },
+    /// The marker of the volume with this attachment number says what its failed log is to have it say, or not.
+    Marked {
+        /// The volume's attachment number.
+        attachment: u32,
+        /// It does.
+        done: bool,
+    },
+    /// A part of a change that waited for a log that has failed goes to the store itself.
+    Through {
+        /// What it does.
+        kind: PartKind,
+        /// First byte in the volume.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// A write's bytes.
+        bytes: Option<B>,
+        /// A hole will do.
+        may_punch: bool,
+    },
+    /// A FLUSH likewise.
+    FlushThrough,
 }
 
 impl<B> Message<B> {

@@ -9,7 +9,7 @@ use larder_policy::block::BlockKind;
 
 use crate::block::api::{IoId, LineId, Merge, PartKind, SlotId};
 use crate::block::node::logged::{JournalPart, LogIo};
-use crate::block::writeback::log::{Sums, ToWrite};
+use crate::block::writeback::log::{Said, Sums, ToWrite};
 
 /// The types that a host brings.
 pub trait Host {
@@ -341,6 +341,11 @@ pub trait Effects<H: Host> {
     /// The journal's device is to be flushed; its end comes likewise.
     fn journal_flush(&mut self, _attachment: u32) {
         debug_assert!(false, "there is no journal");
+    }
+    /// The marker of a volume is to say this of its log, which has failed, and that the store has all up to the record `frontier`. Its end comes as
+    /// [`Message::Marked`](super::calls::Message::Marked).
+    fn marker_write(&mut self, _attachment: u32, _said: Said, _frontier: u64) {
+        debug_assert!(false, "there is no marker");
     }
     /// Zeros belong `at` bytes behind the first of a read.
     fn deliver_zeros(&mut self, _ticket: &mut H::Ticket, _at: u64, _len: u64) {

@@ -7,7 +7,8 @@ use crate::block::api::{OpId, PartKind};
 use crate::block::node::calls::{Message, OP_BITS, Wake, put, thread_of};
 use crate::block::node::event::Host;
 use crate::block::node::queue::Node;
-use crate::block::writeback::log::{Asks, NOBODY, WriteLog};
+use crate::block::writeback::log::{Append, Asks, NOBODY, WriteLog};
+use crate::block::writeback::volume_log::Kind;
 
 /// Number of a read of the log, of the queue that asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,22 @@ pub fn call_log<H: Host, N: Node<H>, R>(
         };
         for (op, failed) in asks.answers.drain(..).filter(|(op, _)| *op != NOBODY) {
             send(op, Message::Logged { failed });
+        }
+        for (op, append) in asks.through.drain(..) {
+            let message = match append {
+                None => Message::FlushThrough,
+                Some(Append { kind, at, len, bytes, may_punch, .. }) => {
+                    let kind = match kind {
+                        Kind::Write => PartKind::Write,
+                        Kind::Zero => PartKind::Zero,
+                        Kind::Trim => PartKind::Trim,
+                        // Whoever asked for it hears that nothing is logged any more.
+                        Kind::Mark => continue,
+                    };
+                    Message::Through { kind, at, len, bytes, may_punch }
+                }
+            };
+            send(op, message);
         }
         asks.steps.sort_unstable();
         asks.steps.dedup();

@@ -687,6 +687,15 @@ impl<H: Host> Queue<H> {
             Message::Journal { attachment, flushed, done } => {
                 self.journal_ended(node, now, fx, (attachment, flushed), done);
             }
+            Message::Marked { attachment, done } => {
+                self.destager(node, now, fx, attachment, |log, out, asks| {
+                    log.marked(now, attachment, done, out, asks);
+                });
+            }
+            Message::Through { kind, at, len, bytes, may_punch } => {
+                self.through(node, now, fx, id, (kind, at, len), bytes, may_punch);
+            }
+            Message::FlushThrough => self.flush_through(node, now, fx, id),
             Message::IntentsReady => self.range_ready(node, now, fx, id),
             Message::RangeTurn => self.range_turn(node, now, id),
             Message::FlashRead { io, slot, line, lines } => fx.flash_read(io, slot, line, lines),

@@ -184,6 +184,11 @@ impl Destager {
         self.phase == Phase::Idle
     }
 
+    /// Whether the store has its window, and the log is to know that.
+    pub fn is_noting(&self) -> bool {
+        self.phase == Phase::Noting
+    }
+
     /// Whether neither store nor journal is asked for anything.
     pub fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Idle | Phase::Paused(_))

@@ -52,6 +52,9 @@ pub struct Comer {
     pub marked: bool,
     /// It is served while it comes: it was written through until now.
     pub served: bool,
+    /// Nothing is logged: the device does not work, or a start has found that the log had failed. What is dirty of the volume comes to its store;
+    /// one that comes with nothing is written through.
+    pub drains: bool,
     /// Random: the volume's name for markers and caches if it has none.
     pub fresh: Uuid,
 }
@@ -69,8 +72,10 @@ pub enum Refused {
     Order,
     /// Its journal may have what the store lacks, and it is not to be journaled any more.
     Journaled,
-    /// The marker says something that this version does not go on from.
-    NotYet,
+    /// It was put aside, and is not taken up while nothing is logged.
+    Aside,
+    /// The marker does not answer.
+    Unread,
 }
 
 /// What a host gives of a volume's journal when that was replayed: the last epoch that was applied, and the sequence up to which it goes.
@@ -111,6 +116,8 @@ pub struct Holder {
     undoing: bool,
     /// It comes with nothing that was logged before.
     anew: bool,
+    /// What is dirty of it comes to its store, and nothing is logged.
+    drains: bool,
     fault: Fault,
 }
 
@@ -187,6 +194,7 @@ impl Holder {
             recovered: (0, 0),
             undoing: false,
             anew: false,
+            drains: false,
             comer,
             fault,
         }
@@ -205,6 +213,7 @@ impl Holder {
             order: Some(entry.order),
             marked,
             served: steps.contains(&Step::Hold),
+            drains: false,
             fresh: entry.volume,
         };
         let comes = Holder::comes(comer, fault);
@@ -295,6 +304,12 @@ impl Holder {
         };
         let mut g;
         let lines = match verdict {
+            Verdict::Attach { lines, .. } if comer.drains => {
+                if !lines && there.is_some() {
+                    self.steps.push_back(Step::DropLines);
+                }
+                return Ok(());
+            }
             Verdict::Attach { generation, lines } => {
                 (g, self.anew) = (generation, true);
                 let before = there.is_some();
@@ -312,11 +327,13 @@ impl Holder {
                 // Where there never was a marker no cache has ever written back: the lines are as true as the store says they are.
                 lines || !before
             }
-            Verdict::GoOn | Verdict::TakeUp { .. } => {
-                self.keeps(&mut entry, said, order)?;
+            Verdict::TakeUp { .. } if comer.drains => return Err(Refused::Aside),
+            Verdict::GoOn | Verdict::TakeUp { .. } | Verdict::Drain => {
+                self.keeps(&mut entry, said, order, verdict == Verdict::Drain)?;
                 g = entry.generation;
                 self.entry = entry;
-                true
+                self.drains = verdict == Verdict::Drain || comer.drains;
+                verdict.keeps_lines(self.fault)
             }
             Verdict::Tidy => {
                 // A detach was cut short behind the cache's part: the store has everything.
@@ -324,7 +341,7 @@ impl Holder {
                 return Ok(());
             }
             Verdict::Refuse(why) => return Err(Refused::Marker(why)),
-            Verdict::Drain | Verdict::Wait => return Err(Refused::NotYet),
+            Verdict::Wait => return Err(Refused::Unread),
         };
         if !lines {
             self.steps.push_back(Step::DropLines);
@@ -334,6 +351,7 @@ impl Holder {
             Verdict::TakeUp { generation } => {
                 marker::take_up(comer.cache, generation, journaled, self.fault)
             }
+            _ if self.drains => marker::drain(g, journaled),
             Verdict::GoOn => marker::go_on(comer.cache, g, journaled),
             _ => marker::attach(comer.cache, g, self.fault),
         });
@@ -352,6 +370,7 @@ impl Holder {
         entry: &mut WrittenBack,
         said: Option<&format::Marker>,
         order: Order,
+        drains: bool,
     ) -> Result<(), Refused> {
         let logged = self.comer.logged.unwrap_or(Logged {
             frontier: entry.began,
@@ -363,8 +382,8 @@ impl Holder {
         }
         let stored = said.filter(|said| said.attachment == entry.attachment);
         let stored = stored.map_or(0, |said| said.frontier);
-        if stored > logged.last {
-            // The store has more than this cache has ever heard of.
+        if stored > logged.last && !drains {
+            // The store has more than this cache has ever heard of. (What came there from memory is in no log that has failed.)
             return Err(Refused::Marker(Why::SetBack));
         }
         self.frontier = logged.frontier.max(stored).max(entry.began);
@@ -387,7 +406,7 @@ impl Holder {
             // It may have been written.
             self.number += 1;
         }
-        let held = self.comer.served && !self.steps.iter().skip(1).any(|s| *s == Step::Hold);
+        let held = self.is_held();
         let (was_undoing, what) = (std::mem::replace(&mut self.undoing, true), self.what);
         self.steps.clear();
         match (what, step) {
@@ -420,10 +439,33 @@ impl Holder {
         }
     }
 
+    /// The log has failed meanwhile, and all of the volume is in its store, as its marker says: it is written through, and nothing is left to do.
+    pub fn went_through(&mut self) {
+        let held = self.is_held();
+        self.steps.clear();
+        if held {
+            self.steps.push_back(Step::Release);
+        }
+    }
+
+    /// Clients wait for what is next.
+    fn is_held(&self) -> bool {
+        self.comer.served && !self.steps.iter().skip(1).any(|s| *s == Step::Hold)
+    }
+
+    /// Whether it goes, or changes over to be written through, with all that is dirty in its store.
+    pub fn is_going(&self) -> bool {
+        self.what == What::Goes
+    }
+
+    /// Whether it comes to be drained: its log has failed, or nothing can be logged, and its lines are not used.
+    pub fn drains(&self) -> bool {
+        self.drains
+    }
+
     /// How long what is next may take, where clients wait for it.
     pub fn within(&self) -> Option<Nanos> {
-        let held = self.comer.served && !self.steps.iter().skip(1).any(|s| *s == Step::Hold);
-        held.then_some(HELD)
+        self.is_held().then_some(HELD)
     }
 
     /// Whether a step has failed, so that the volume stays as it was.

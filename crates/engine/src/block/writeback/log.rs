@@ -17,12 +17,14 @@
 //! Rules in brackets are those of `models/write_back.py`.
 
 mod batches;
+mod closing;
 mod destage;
 mod footers;
 mod marks;
 mod memory;
 mod parking;
 mod put_aside;
+mod start;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -33,7 +35,8 @@ use larder_format::Uuid;
 use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
-pub use destage::{Asked, Status};
+pub use closing::{Kept, Said};
+pub use destage::{Asked, Lies, Status};
 pub use marks::{MarkState, NOBODY};
 pub use parking::Parks;
 use sums::AllSums;
@@ -120,6 +123,8 @@ pub struct Attach {
     pub epoch: u64,
     /// Number of its marker that was last known durable.
     pub marker: u64,
+    /// It has one, which says what is left of a log that fails.
+    pub marked: bool,
 }
 
 /// A part of a client's write, zeroing or trim.
@@ -156,11 +161,22 @@ pub struct Asks<B> {
     pub answers: Vec<(OpId, bool)>,
     /// Volumes whose destager may have something to do: [`WriteLog::step`].
     pub steps: Vec<u32>,
+    /// Changes, and FLUSHes (`None`), that are to go to the store itself: their volume writes back no more.
+    pub through: Vec<(OpId, Option<Append<B>>)>,
+    /// The device has failed, for this reason: nothing else on it is to be used either.
+    pub gives_up: Option<&'static str>,
 }
 
 impl<B> Default for Asks<B> {
     fn default() -> Asks<B> {
-        Asks { writes: Vec::new(), flush: None, answers: Vec::new(), steps: Vec::new() }
+        Asks {
+            writes: Vec::new(),
+            flush: None,
+            answers: Vec::new(),
+            steps: Vec::new(),
+            through: Vec::new(),
+            gives_up: None,
+        }
     }
 }
 
@@ -171,12 +187,14 @@ impl<B> Asks<B> {
         self.flush = self.flush.or(more.flush);
         self.answers.extend(more.answers);
         self.steps.extend(more.steps);
+        self.through.extend(more.through);
+        self.gives_up = self.gives_up.or(more.gives_up);
     }
 }
 
 /// What of a read lies where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum Found<B> {
     /// Below the log: first byte, bytes.
     Clean(u64, u64),
     /// Zeros.
@@ -185,6 +203,8 @@ pub enum Found {
     Unreadable(u64, u64),
     /// In the log.
     Logged(Piece),
+    /// In a log that has failed, and here because it may not be durable there: first byte, bytes.
+    Kept(u64, u64, Kept<B>),
 }
 
 /// A stretch of a record in the log.
@@ -234,6 +254,7 @@ struct Flushing {
 /// One volume.
 #[derive(Debug)]
 struct Attached {
+    attachment: u32,
     uuid: Uuid,
     generation: u64,
     log: VolumeLog,
@@ -276,6 +297,10 @@ struct Attached {
     aside: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
+    /// It has a marker.
+    marked: bool,
+    /// How far it is, if the log has failed.
+    closing: Option<closing::Closing>,
     marks: marks::Marks,
 }
 
@@ -310,6 +335,8 @@ pub struct WriteLog<B> {
     /// What of a volume is being copied out of the way, the hash of the last batch of each parked segment of this run, and how many batches were
     /// parked.
     parking: Option<parking::Parking>,
+    /// Payload that is not known durable.
+    kept: closing::Payloads<B>,
     parked_before: BTreeMap<u64, u64>,
     parks_written: u64,
     /// How often reads for a copy have failed, and when they are tried again.
@@ -370,6 +397,7 @@ impl<B: Clone> WriteLog<B> {
             full: false,
             writing: BTreeMap::new(),
             parking: None,
+            kept: closing::Payloads::default(),
             parked_before: BTreeMap::new(),
             parks_written: 0,
             park_failures: 0,
@@ -415,9 +443,11 @@ impl<B: Clone> WriteLog<B> {
             frontier,
             epoch,
             marker,
+            marked,
         } = attach;
         #[allow(unused_mut, reason = "faults are planted in tests")]
         let mut volume = Attached {
+            attachment,
             uuid,
             generation,
             parked: VecDeque::new(),
@@ -444,6 +474,8 @@ impl<B: Clone> WriteLog<B> {
             draining: false,
             aside: false,
             destaged: 0,
+            marked,
+            closing: None,
             marks: marks::Marks::default(),
         };
         #[cfg(feature = "planted")]
@@ -452,69 +484,14 @@ impl<B: Clone> WriteLog<B> {
             volume.destager.plant(self.fault);
         }
         self.volumes.insert(attachment, volume);
+        self.closes_late(attachment);
         self.divide();
-    }
-
-    /// What a start has found of a volume that was just attached, and read with `scan`: dirty and answered. What its frontier covers, which may
-    /// be a marker's, is let go.
-    pub fn recover(
-        &mut self,
-        now: Nanos,
-        attachment: u32,
-        found: &super::recovery::Volume,
-        scan: &Scan,
-    ) {
-        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        volume.log.reserve(found.records.len());
-        volume.sums.reserve(found.records.len());
-        let mut shown = Vec::with_capacity(found.records.len());
-        for dirty in &found.records {
-            let record = &dirty.entry.record;
-            if record.sequence <= volume.log.frontier() {
-                match dirty.parked {
-                    Some(generation) => self.segments.let_go_parked(generation, Some(1)),
-                    None => self.segments.let_go(dirty.batch),
-                }
-                continue;
-            }
-            let kind = match record.kind {
-                larder_format::block::write_log::Kind::Zero => Kind::Zero,
-                larder_format::block::write_log::Kind::Trim => Kind::Trim,
-                larder_format::block::write_log::Kind::Mark => Kind::Mark,
-                _ => Kind::Write,
-            };
-            let logged = super::volume_log::Logged {
-                at: record.offset,
-                len: record.length,
-                kind,
-                batch: if dirty.parked.is_some() { 0 } else { dirty.batch },
-                place: dirty.entry.place,
-            };
-            let sequence = volume.log.recover_unshown(logged, record.dependency);
-            let sums = matches!(kind, Kind::Write | Kind::Mark)
-                .then(|| Sums::new(scan.sums(&dirty.entry)));
-            volume.sums.push(sequence, sums);
-            volume.answered_at(sequence, now);
-            volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
-            if kind == Kind::Mark {
-                volume.marks.found(record.sequence, volume.log.covers(record.sequence));
-                continue;
-            }
-            let holds = match logged.holds() {
-                Holds::Bytes(_) if !dirty.entry.readable => Holds::Unreadable,
-                holds => holds,
-            };
-            shown.push((logged.at..logged.at + logged.len, sequence, holds));
-        }
-        volume.overlay = Overlay::build(shown);
-        if self.start == Start::Started {
-            volume.log.recovered();
-        }
     }
 
     /// Records of a volume are not needed any more.
     /// Returns what they held of the log, and their bytes.
     fn settle(&mut self, attachment: u32, position: u64) -> (u64, u64) {
+        self.kept.let_go(attachment, position);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return (0, 0) };
         let (segments, sums) = (&mut self.segments, &mut volume.sums);
         let (mut room, mut bytes) = (0, 0);
@@ -542,35 +519,6 @@ impl<B: Clone> WriteLog<B> {
         }
         volume.marks.stored(volume.log.frontier());
         (room, bytes)
-    }
-
-    /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this
-    /// run is written, and flushed too; when that is durable, what was found counts as promised, and [`WriteLog::is_started`] says that the
-    /// volumes may be read and written. Until then a crash may make more of the last run's batches whole; from then on they are void [run].
-    pub fn start(&mut self, asks: &mut Asks<B>) {
-        if self.start != Start::Found {
-            return;
-        }
-        if self.fault.is(Planted::StartNotFlushed) {
-            self.segments.sure();
-            return self.starts(asks);
-        }
-        self.start = Start::Flushed;
-        (self.flush_wanted, self.flushing) = (false, Some(self.segments.flush_begins()));
-        asks.flush = self.flushing;
-    }
-
-    /// Whether volumes may be read and written.
-    pub fn is_started(&self) -> bool {
-        self.start == Start::Started
-    }
-
-    fn starts(&mut self, asks: &mut Asks<B>) {
-        self.start = Start::Started;
-        for (&attachment, volume) in &mut self.volumes {
-            volume.log.recovered();
-            asks.steps.push(attachment);
-        }
     }
 
     /// A volume writes back no more. What it still holds is void.
@@ -630,8 +578,11 @@ impl<B: Clone> WriteLog<B> {
 
     /// A part of a client's change comes: it will be answered.
     pub fn append(&mut self, now: Nanos, append: Append<B>, asks: &mut Asks<B>) {
-        if self.closed.is_some() || !self.volumes.contains_key(&append.attachment) {
-            return asks.answers.push((append.op, true));
+        if self.closed.is_some() {
+            return self.append_closed(append, asks);
+        }
+        if !self.volumes.contains_key(&append.attachment) {
+            return asks.through.push((append.op, Some(append)));
         }
         self.waiting.push_back(append);
         self.form(now, asks);
@@ -644,7 +595,7 @@ impl<B: Clone> WriteLog<B> {
     /// A client's FLUSH comes: it will be answered.
     pub fn flush(&mut self, now: Nanos, attachment: u32, op: OpId, asks: &mut Asks<B>) {
         let Some(volume) = self.volumes.get(&attachment) else {
-            return asks.answers.push((op, true));
+            return asks.through.push((op, None));
         };
         let position = volume.log.acknowledged();
         self.promise(Flushing { op, attachment, position, batch: 0 }, asks);
@@ -654,13 +605,14 @@ impl<B: Clone> WriteLog<B> {
     /// All up to a position of a volume is to be durable before `op` is answered.
     fn promise(&mut self, mut flush: Flushing, asks: &mut Asks<B>) {
         let Some(volume) = self.volumes.get_mut(&flush.attachment) else { return };
-        flush.batch = volume.log.batch_of(flush.position).unwrap_or(0);
+        // (What is parked is durable if anything is.)
+        flush.batch = volume.log.batch_of(flush.position).map_or(0, |batch| batch.max(1));
         if flush.batch <= self.segments.durable() || self.fault.is(Planted::FlushNotAwaited) {
             volume.log.promise(flush.position);
             asks.answers.push((flush.op, false));
             return asks.steps.push(flush.attachment);
         }
-        if self.unsure {
+        if volume.closing.as_ref().map_or(self.unsure, |_| !volume.marked) {
             return asks.answers.push((flush.op, true));
         }
         self.flush_wanted = true;
@@ -668,16 +620,20 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// Where the bytes of a range lie, for a client that reads them. Batches that have some are pinned.
-    pub fn look(&mut self, attachment: u32, range: Range<u64>, mut each: impl FnMut(Found)) {
+    pub fn look(&mut self, attachment: u32, range: Range<u64>, mut each: impl FnMut(Found<B>)) {
         let Some(volume) = self.volumes.get_mut(&attachment) else {
             return each(Found::Clean(range.start, range.end - range.start));
         };
-        let (segments, config) = (&mut self.segments, &self.config);
+        let (segments, config, kept) = (&mut self.segments, &self.config, &self.kept);
         let mut read = std::mem::take(&mut volume.read);
         volume.overlay.look(range, |stretch| match stretch {
             Stretch::Clean(at, len) => each(Found::Clean(at, len)),
-            Stretch::Dirty(dirty) => match (dirty.holds, volume.piece(config, &dirty)) {
-                (Holds::Bytes(_), Some(piece)) => {
+            Stretch::Dirty(dirty) => match (dirty.holds, volume.lies(config, kept, &dirty)) {
+                (_, Some(Lies::Here(bytes))) => {
+                    read.insert(dirty.sequence);
+                    each(Found::Kept(dirty.at, dirty.len, bytes));
+                }
+                (_, Some(Lies::Log(piece))) => {
                     pin(segments, piece.pin);
                     read.insert(dirty.sequence);
                     each(Found::Logged(piece));
@@ -715,11 +671,14 @@ impl<B: Clone> WriteLog<B> {
         }
         let Some((write, tries)) = self.writing.remove(&number) else { return };
         if !done {
+            if self.closed.is_some() {
+                return;
+            }
             if tries + 1 < TRIES {
                 asks.writes.push(write.clone());
                 self.writing.insert(number, (write, tries + 1));
             } else {
-                self.close("a batch of the write log could not be written", asks);
+                self.close(now, "a batch of the write log could not be written", asks);
             }
             return;
         }
@@ -738,7 +697,7 @@ impl<B: Clone> WriteLog<B> {
 
     /// What is written, in order, is answered as far as the throttles let it be.
     fn acknowledge(&mut self, now: Nanos, asks: &mut Asks<B>) {
-        let written = self.segments.written();
+        let written = self.counts_written();
         let ignored = self.fault.is(Planted::AgeIgnored);
         let mut promises = Vec::new();
         for (&attachment, volume) in &mut self.volumes {
@@ -763,7 +722,7 @@ impl<B: Clone> WriteLog<B> {
                     asks.answers.push((op, false));
                 }
             }
-            if any && volume.may_begin(self.segments.durable()) {
+            if any && volume.may_begin(self.closed.map_or(self.segments.durable(), |_| u64::MAX)) {
                 asks.steps.push(attachment);
             }
         }
@@ -776,7 +735,11 @@ impl<B: Clone> WriteLog<B> {
             || self.unflushed_since.is_some_and(|since| now.0 >= since.0 + FLUSH_EVERY.0);
         let covers = self.segments.flush_begins();
         let anything = covers > self.segments.durable() || self.copy_waits();
-        if self.flushing.is_some() || self.unsure || !(self.flush_wanted || behind) || !anything {
+        if self.flushing.is_some()
+            || self.closed.is_some()
+            || !(self.flush_wanted || behind)
+            || !anything
+        {
             return;
         }
         self.flush_wanted = false;
@@ -793,16 +756,15 @@ impl<B: Clone> WriteLog<B> {
         }
         if !done {
             // What was not flushed may be gone though it can be read: it is not tried again.
-            self.close("the cache device could not be flushed", asks);
             self.unsure = true;
-            let flushes = std::mem::take(&mut self.flushes);
-            return asks.answers.extend(flushes.iter().map(|flush| (flush.op, true)));
+            return self.close(now, "the cache device could not be flushed", asks);
         }
         let early = self.fault.is(Planted::FlushBegunBefore);
         self.segments.flushed(if early { self.segments.written() } else { covers });
         self.copy_flushed();
         self.seal(asks);
         let durable = self.segments.durable();
+        self.kept.durable(durable);
         match self.start {
             Start::Flushed => self.start = Start::Wanted,
             Start::Begun(first) if first <= durable => self.starts(asks),
@@ -819,6 +781,7 @@ impl<B: Clone> WriteLog<B> {
         // A FRONTIER that was not written when this flush began is waited for as well.
         self.flush_wanted = !self.flushes.is_empty() || self.segments.has_said();
         self.noted(now, durable);
+        let durable = self.counts_durable();
         let begins = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));
         asks.steps.extend(begins.map(|(&attachment, _)| attachment));
         self.form(now, asks);
@@ -831,7 +794,7 @@ impl<B: Clone> WriteLog<B> {
         self.acknowledge(now, asks);
         self.form(now, asks);
         self.flush_device(now, asks);
-        let durable = self.segments.durable();
+        let durable = self.counts_durable();
         let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
         asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
     }
@@ -840,9 +803,9 @@ impl<B: Clone> WriteLog<B> {
     pub fn wakes(&self, now: Nanos) -> Option<Nanos> {
         // A batch that waits for one before it is not flushed sooner for being looked at.
         let can = self.flushing.is_none() && self.segments.flush_begins() > self.segments.durable();
-        let flush = self.unflushed_since.filter(|_| can);
+        let flush = self.unflushed_since.filter(|_| can && self.closed.is_none());
         let flush = flush.map(|since| Nanos(since.0 + FLUSH_EVERY.0));
-        let (written, durable) = (self.segments.written(), self.segments.durable());
+        let (written, durable) = (self.counts_written(), self.counts_durable());
         let of = |volume: &Attached| {
             let answer = volume
                 .log
@@ -853,17 +816,6 @@ impl<B: Clone> WriteLog<B> {
         };
         let park = (self.full && self.park_after > now).then_some(self.park_after);
         flush.into_iter().chain(park).chain(self.volumes.values().filter_map(of)).min()
-    }
-
-    /// Nothing is logged any more: who waits hears that it has failed.
-    pub fn close(&mut self, why: &'static str, asks: &mut Asks<B>) {
-        self.closed.get_or_insert(why);
-        for append in self.waiting.drain(..) {
-            asks.answers.push((append.op, true));
-        }
-        for volume in self.volumes.values_mut() {
-            asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
-        }
     }
 
     /// Bytes that were written to the log so far, by this run.
@@ -899,6 +851,10 @@ impl Attached {
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
+        if let Some(closing) = &self.closing {
+            let paused = closing.begun() && !self.destager.is_idle() && !self.aside;
+            return closing.wakes().or(self.destager.wakes().filter(|_| paused));
+        }
         let may_begin = self.may_begin(durable);
         let any = !self.destager.is_idle() || may_begin;
         let oldest = self.age.zip(self.oldest());
@@ -932,6 +888,17 @@ impl Attached {
             return Some(now);
         }
         self.throttle.due(now, self.log.held(), room)
+    }
+
+    /// Where a dirty stretch lies.
+    fn lies<B: Clone>(
+        &self,
+        config: &Config,
+        kept: &closing::Payloads<B>,
+        dirty: &super::overlay::Dirty,
+    ) -> Option<Lies<B>> {
+        let here = kept.of(self.attachment, &self.log, dirty).map(Lies::Here);
+        here.or_else(|| self.piece(config, dirty).map(Lies::Log))
     }
 
     /// Where a dirty stretch lies on the device.

@@ -11,6 +11,7 @@
 //! | --- | --- |
 //! | attach | the cache is open(G+1) [cachefirst]; the marker is dirty(G+1); the store is flushed; writes are answered [markfirst] |
 //! | go on | a journal of G is replayed; the marker is dirty(G) once more, by the new run; writes are answered |
+//! | drain | lines are dropped [closedslots]; the store is flushed; a journal of G is replayed; the log is destaged, and the marker says so |
 //! | detach | everything is destaged [drain]; the store is flushed; the cache is clean(G); the marker is clean(G) |
 //! | through | what was dirty is destaged; clients wait; as detach; writes go to the store [cleanfirst]; clients go on |
 //! | back | clients wait; the store is flushed; as attach; clients go on |
@@ -123,6 +124,18 @@ pub enum Verdict {
     Wait,
     /// It is refused.
     Refuse(Why),
+}
+
+impl Verdict {
+    /// Whether the cache's lines of the volume may be believed. Of a log that has failed none may: what it destaged since it gave the slots up is not
+    /// known [closedslots].
+    pub fn keeps_lines(self, fault: Fault) -> bool {
+        match self {
+            Verdict::Attach { lines, .. } => lines,
+            Verdict::Drain => fault.is(Planted::ClosedSlotsBelieved),
+            _ => true,
+        }
+    }
 }
 
 /// Why a volume is refused.
@@ -265,6 +278,17 @@ pub fn go_on(cache: Uuid, g: u64, journaled: bool) -> Vec<Step> {
         steps.extend([Step::DropLines, Step::Replay(g)]);
     }
     steps.extend([Step::Holds(Holds::Open(g)), Step::Mark(Mark::Dirty(cache), g), Step::Answer]);
+    steps
+}
+
+/// The steps by which a volume of generation `g` is served whose log has failed. What came to the store from memory, and is in no log, is durable before
+/// anybody sees it. Neither cache nor marker is written: that says already what is so.
+pub fn drain(g: u64, journaled: bool) -> Vec<Step> {
+    let mut steps = vec![Step::FlushStore];
+    if journaled {
+        steps.extend([Step::DropLines, Step::Replay(g)]);
+    }
+    steps.push(Step::Answer);
     steps
 }
 

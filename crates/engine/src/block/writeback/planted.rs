@@ -68,6 +68,10 @@ faults! {
     DamageParkedAsData,
     /// `oldest`: a start begins the chain at whatever is the oldest that it finds.
     OldestIgnored,
+    /// `closed`: a FLUSH is answered, and a window over, though the marker of a failed log does not say that the store has it.
+    ClosedUnmarked,
+    /// `closedslots`: a start that finds a failed log believes the slots of its volumes.
+    ClosedSlotsBelieved,
     /// `cachefirst`: an attach writes the marker before the cache's superblock.
     MarkerBeforeCache,
     /// `markfirst`: a write is answered before the marker is durable.

@@ -29,15 +29,18 @@ impl World {
         &self,
         v: usize,
         dirty: &Dirty,
-        piece: Option<&Piece>,
+        lies: Option<&Lies<Bytes>>,
     ) -> Result<Vec<(u64, u64)>, String> {
         let sectors = dirty.at / SECTOR..(dirty.at + dirty.len) / SECTOR;
         let whose = self.volumes[v].log.get(dirty.sequence as usize - 1).copied();
         let whose = whose.ok_or_else(|| format!("v{v}: {dirty:?} is of no write"))?;
         let zeros = self.writes[whose as usize].kind != Kind::Write;
-        match (dirty.holds, piece) {
-            (Holds::Bytes(_), Some(piece)) if !zeros => {
-                let numbers = self.piece(v, piece)?;
+        match (dirty.holds, lies) {
+            (Holds::Bytes(_), Some(lies)) if !zeros => {
+                let numbers = match lies {
+                    Lies::Log(piece) => self.piece(v, piece)?,
+                    Lies::Here(kept) => self.kept_in_memory(v, (dirty.at, dirty.len), kept)?,
+                };
                 if numbers.iter().any(|n| *n != whose) || numbers.len() as u64 * SECTOR != dirty.len
                 {
                     return Err(format!("v{v}: {dirty:?} of {whose} has bytes of {numbers:?}"));
@@ -133,6 +136,12 @@ impl World {
                 ));
             }
         }
+        self.check_order(v, &image)
+    }
+
+    /// What the volume's order promises of an image: of each sector the place of the write that it has.
+    pub(super) fn check_order(&self, v: usize, image: &[u64]) -> Checked {
+        let volume = &self.volumes[v];
         if volume.letter == 'a' {
             return Ok(());
         }

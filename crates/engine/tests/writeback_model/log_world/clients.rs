@@ -18,7 +18,8 @@ impl World {
     /// A client issues a change.
     pub(super) fn issue(&mut self) -> Checked {
         let v = self.some_volume();
-        if self.ops.len() > 24 || self.volumes[v].aside {
+        let volume = &self.volumes[v];
+        if self.ops.len() > 24 || volume.over || volume.view.is_some() || volume.aside {
             return Ok(());
         }
         let all = self.volumes[v].store.sectors();
@@ -94,7 +95,7 @@ impl World {
 
     pub(super) fn flush(&mut self) -> Checked {
         let v = self.some_volume();
-        if self.volumes[v].aside {
+        if self.volumes[v].over || self.volumes[v].aside {
             return Ok(());
         }
         self.tick += 1;
@@ -189,8 +190,8 @@ impl World {
             return Err(format!("{op:?} is answered twice"));
         };
         self.tick += 1;
-        if failed && self.log.closed().is_none() {
-            return Err(format!("{op:?} has failed, and the log has not"));
+        if failed {
+            return Err(format!("{op:?} has failed, and its store has not"));
         }
         match asked {
             Op::Flush(v, issued) => {
@@ -229,6 +230,9 @@ impl World {
     /// A client begins to read.
     pub(super) fn read(&mut self) -> Checked {
         let v = self.some_volume();
+        if self.volumes[v].over {
+            return Ok(());
+        }
         let all = self.volumes[v].store.sectors();
         let first = self.rng.below(all);
         let sectors = first..(first + self.rng.range(1, 12)).min(all);
@@ -282,7 +286,11 @@ impl World {
             }
             Found::Zeros(..) => sectors_of(found).map(|_| None).collect(),
             Found::Clean(..) => {
-                sectors_of(found).map(|sector| Some(self.volumes[v].store.see(sector))).collect()
+                sectors_of(found).map(|sector| Some(self.below(v, sector))).collect()
+            }
+            Found::Kept(at, len, kept) => {
+                let numbers = self.kept_in_memory(v, (*at, *len), kept)?;
+                numbers.into_iter().map(Some).collect()
             }
             Found::Logged(piece) => {
                 let numbers = self.piece(v, piece)?;
@@ -293,6 +301,10 @@ impl World {
             }
         };
         for ((sector, number), &fresh) in sectors_of(found).zip(numbers).zip(fresh) {
+            if let Some(view) = &self.volumes[v].view {
+                self.check_view(v, sector, number, view[sector as usize])?;
+                continue;
+            }
             let Some(number) = number else {
                 // Of zeros it cannot be told whose they are: of any that is not older.
                 if !self.may_be_zero(v, sector, fresh) {
@@ -326,9 +338,12 @@ impl World {
 }
 
 /// The sectors of a stretch.
-fn sectors_of(found: &Found) -> Range<u64> {
+fn sectors_of(found: &Found<Bytes>) -> Range<u64> {
     let (at, len) = match found {
-        Found::Clean(at, len) | Found::Zeros(at, len) | Found::Unreadable(at, len) => (*at, *len),
+        Found::Clean(at, len)
+        | Found::Zeros(at, len)
+        | Found::Unreadable(at, len)
+        | Found::Kept(at, len, _) => (*at, *len),
         Found::Logged(piece) => (piece.at, piece.len),
     };
     at / SECTOR..(at + len) / SECTOR

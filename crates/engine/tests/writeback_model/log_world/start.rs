@@ -8,7 +8,7 @@ use larder_engine::block::writeback::scan::{Scan, scan};
 use larder_format::block::superblock::WriteLogArea;
 
 impl World {
-    fn planted(&self) -> Planting {
+    pub(super) fn planted(&self) -> Planting {
         #[cfg(feature = "planted")]
         return Planting::of(self.setup.fault);
         #[cfg(not(feature = "planted"))]
@@ -35,6 +35,7 @@ impl World {
             frontier,
             epoch: 0,
             marker: volume.marker,
+            marked: true,
         }
     }
 
@@ -52,8 +53,17 @@ impl World {
                     self.device.write(write.at, bytes, some);
                 }
                 Io::Flush { mark, .. } if self.rng.chance(0.5) => self.device.flush(mark, true),
-                Io::Store { volume, dirty, piece } if self.rng.chance(0.5) => {
-                    for (sector, number) in self.destaged(volume, &dirty, piece.as_ref())? {
+                Io::Mark { volume, said, frontier } if self.rng.chance(0.5) => {
+                    self.volumes[volume].said = Some((said, frontier));
+                    if said == Said::Clean {
+                        self.check_over(volume)?;
+                    }
+                }
+                Io::Store { volume, dirty, lies } if self.rng.chance(0.5) => {
+                    for (sector, number) in self.destaged(volume, &dirty, lies.as_ref())? {
+                        if self.uses_slots(volume) {
+                            self.volumes[volume].slots.remove(&sector);
+                        }
                         if self.rng.chance(0.7) {
                             self.volumes[volume].store.write(sector, number);
                         }
@@ -69,9 +79,10 @@ impl World {
         // A log that failed has only what was promised.
         let weak = power || self.log.closed().is_some();
         if power {
-            for volume in &mut self.volumes {
+            for v in 0..self.volumes.len() {
                 if self.rng.chance(0.5) {
-                    volume.store.crash(&mut self.rng);
+                    self.volumes[v].store.crash(&mut self.rng);
+                    self.drop_slots(v);
                 }
             }
         }
@@ -113,6 +124,9 @@ impl World {
         if !found.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", found.chain.damaged));
         }
+        if self.volumes.iter().any(|volume| volume.said.is_some()) {
+            return self.start_closed(&found, &scan);
+        }
         for v in 0..self.volumes.len() {
             self.kept(v, &found, weak)?;
         }
@@ -123,13 +137,7 @@ impl World {
             let mine = &found.volumes[&self.volumes[v].attachment];
             self.attach(v, mine.frontier);
             self.log.recover(self.now, self.volumes[v].attachment, mine, &scan);
-            if let Some(mark) = self.mark_among(v, mine.frontier) {
-                self.log.had_mark(self.volumes[v].attachment, mark);
-            }
-            for (sequence, piece) in self.log.unnamed_marks(self.volumes[v].attachment) {
-                let bytes = self.device.read(piece.place, piece.bytes as usize).to_vec();
-                self.log.name_mark(self.volumes[v].attachment, sequence, &piece, &bytes);
-            }
+            self.knows_marks(v, mine.frontier);
             for &number in &self.volumes[v].log {
                 self.writes[number as usize].at = Some(self.now);
             }
@@ -146,6 +154,17 @@ impl World {
             self.check_start(v, last)?;
         }
         self.carry(asks)
+    }
+
+    /// The log hears the names of the marks that it has, and of that which the store has.
+    pub(super) fn knows_marks(&mut self, v: usize, frontier: u64) {
+        if let Some(mark) = self.mark_among(v, frontier) {
+            self.log.had_mark(self.volumes[v].attachment, mark);
+        }
+        for (sequence, piece) in self.log.unnamed_marks(self.volumes[v].attachment) {
+            let bytes = self.device.read(piece.place, piece.bytes as usize).to_vec();
+            self.log.name_mark(self.volumes[v].attachment, sequence, &piece, &bytes);
+        }
     }
 
     /// Of a volume's log that is left which was to be there.
@@ -201,10 +220,10 @@ impl World {
         for found in stretches {
             let numbers: Vec<Option<u64>> = match &found {
                 Found::Clean(_, len) => (sector..sector + len / SECTOR)
-                    .map(|sector| Some(self.volumes[v].store.see(sector)))
+                    .map(|sector| Some(self.below(v, sector)))
                     .collect(),
                 Found::Zeros(_, len) => (0..len / SECTOR).map(|_| None).collect(),
-                Found::Unreadable(..) => return Err(format!("v{v}: {found:?}")),
+                Found::Unreadable(..) | Found::Kept(..) => return Err(format!("v{v}: {found:?}")),
                 Found::Logged(piece) => {
                     let numbers = self.piece(v, piece)?;
                     let mut asks = Asks::default();

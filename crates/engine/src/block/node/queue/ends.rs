@@ -196,6 +196,12 @@ impl<H: Host> Queue<H> {
         fx: &mut impl Effects<H>,
         op: Operation<H>,
     ) {
+        if let Some(Destages::Through(of)) = op.destages {
+            if op.placed {
+                op.volume.leave();
+            }
+            return self.step(node, now, fx, of, op.failure);
+        }
         if let Some(destages) = op.destages {
             // The life of the store as of now: what was lost before counts against it.
             let outcome = op.failure.is_none().then(|| node.losses(&op.volume));

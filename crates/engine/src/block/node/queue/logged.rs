@@ -5,7 +5,7 @@ use super::*;
 use crate::block::node::logged::{JournalPart, LogIo, call_log};
 use crate::block::writeback::destager::Outcome;
 use crate::block::writeback::log::{
-    Append, Asked, Asks, Found, MOST_RECORD, Piece, Sums, WriteLog,
+    Append, Asked, Asks, Found, Kept, Lies, MOST_RECORD, Piece, Sums, WriteLog,
 };
 use crate::block::writeback::overlay::{Dirty, Holds};
 use crate::block::writeback::volume_log::Kind as Change;
@@ -56,6 +56,8 @@ pub(super) enum Destages {
     Stretch(u32, u32),
     /// The store is flushed.
     Flush(u32),
+    /// A part of this client's operation goes to the store, since its volume writes back no more.
+    Through(OpId),
 }
 
 impl<H: Host> Queue<H> {
@@ -67,7 +69,11 @@ impl<H: Host> Queue<H> {
         fx: &mut impl Effects<H>,
         f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Asks<H::Bytes>) -> R,
     ) -> Option<R> {
-        let (result, Asks { writes, flush, .. }) = call_log(node, Some(self.me), f)?;
+        let (result, Asks { writes, flush, gives_up, .. }) = call_log(node, Some(self.me), f)?;
+        if let Some(why) = gives_up {
+            // What else is on the device is as doubtful, and destage waits for none of it.
+            node.give_up(now, why.to_owned());
+        }
         for write in writes {
             // It cannot wait for the budget: what else goes to flash does.
             if !node.pay(now, write.len.into()) {
@@ -145,7 +151,7 @@ impl<H: Host> Queue<H> {
         attachment: u32,
         at: u64,
         len: u64,
-    ) -> Option<Vec<Found>> {
+    ) -> Option<Vec<Found<H::Bytes>>> {
         node.log(|log| {
             let range = at..at + len;
             log.is_dirty(attachment, &range).then(|| {
@@ -164,7 +170,7 @@ impl<H: Host> Queue<H> {
         now: Nanos,
         fx: &mut impl Effects<H>,
         id: OpId,
-        (from, found): (u64, Vec<Found>),
+        (from, found): (u64, Vec<Found<H::Bytes>>),
     ) {
         for found in found {
             let Some(op) = self.ops.get_mut(&id) else { return };
@@ -178,6 +184,12 @@ impl<H: Host> Queue<H> {
                 }
                 Found::Unreadable(..) => {
                     self.step(node, now, fx, id, Some(H::failure(Why::Failed)))
+                }
+                Found::Kept(at, len, Kept { bytes, skip }) => {
+                    if let Some(ticket) = &mut op.ticket {
+                        fx.deliver(ticket, at - from, H::part(&bytes, skip, len));
+                    }
+                    self.step(node, now, fx, id, None);
                 }
                 Found::Logged(piece) => {
                     let job = LogJob::Client(id, piece.at - from, piece);
@@ -223,7 +235,21 @@ impl<H: Host> Queue<H> {
                         }
                         None
                     }
-                    None => Some(H::failure(Why::Failed)),
+                    None => {
+                        // The log may have failed meanwhile: then what it had not made durable is in memory.
+                        let (volume, from) = (op.volume.clone(), piece.at - at);
+                        let found = node.attachment(&volume).and_then(|attachment| {
+                            Self::look(node, attachment, piece.at, piece.len)
+                        });
+                        let here = |found: &Found<H::Bytes>| matches!(found, Found::Kept(..));
+                        if let Some(found) = found.filter(|found| found.iter().all(here)) {
+                            op.pending += found.len() as u32;
+                            self.read_logged(node, now, fx, id, (from, found));
+                            None
+                        } else {
+                            Some(H::failure(Why::Failed))
+                        }
+                    }
                 };
                 self.step(node, now, fx, id, failure);
             }
@@ -361,19 +387,23 @@ impl<H: Host> Queue<H> {
     }
 
     /// The log is told something of a volume's destage, and what that asks for is begun.
-    fn destager<N: Node<H>>(
+    pub(super) fn destager<N: Node<H>>(
         &mut self,
         node: &N,
         now: Nanos,
         fx: &mut impl Effects<H>,
         attachment: u32,
-        f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Vec<Asked>, &mut Asks<H::Bytes>),
+        f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Vec<Asked<H::Bytes>>, &mut Asks<H::Bytes>),
     ) {
         let mut out = Vec::new();
         self.log(node, now, fx, |log, asks| f(log, &mut out, asks));
         for asked in out {
             match asked {
-                Asked::Store(dirty, Some(piece)) => {
+                Asked::Store(dirty, Some(Lies::Here(Kept { bytes, skip }))) => {
+                    let bytes = Some(H::part(&bytes, skip, dirty.len));
+                    self.destage_stretch(node, now, fx, attachment, dirty, bytes);
+                }
+                Asked::Store(dirty, Some(Lies::Log(piece))) => {
                     self.read_log(fx, LogJob::Destage(attachment, dirty, piece));
                 }
                 Asked::Store(dirty, None) => {
@@ -393,23 +423,32 @@ impl<H: Host> Queue<H> {
                 }
                 Asked::Flush => self.destage_flush(node, now, fx, attachment),
                 Asked::Journal { epoch, last, pieces } => {
-                    let lost = |(dirty, piece): &(Dirty, Option<Piece>)| {
-                        matches!(dirty.holds, Holds::Bytes(_) | Holds::Unreadable)
-                            && piece.is_none()
+                    let lost = |(dirty, lies): &(Dirty, Option<Lies<H::Bytes>>)| {
+                        matches!(dirty.holds, Holds::Bytes(_) | Holds::Unreadable) && lies.is_none()
                     };
                     let failed = pieces.iter().any(lost);
-                    let left = pieces.iter().filter(|(_, piece)| piece.is_some()).count();
-                    let stretches = pieces.iter().map(|(dirty, _)| (*dirty, None)).collect();
+                    let in_log = |lies: &Option<Lies<H::Bytes>>| {
+                        lies.as_ref().and_then(Lies::piece).cloned()
+                    };
+                    let left = pieces.iter().filter(|(_, lies)| in_log(lies).is_some()).count();
+                    let here = |lies: &Option<Lies<H::Bytes>>, len| match lies {
+                        Some(Lies::Here(Kept { bytes, skip })) => Some(H::part(bytes, *skip, len)),
+                        _ => None,
+                    };
+                    let stretches =
+                        pieces.iter().map(|(dirty, lies)| (*dirty, here(lies, dirty.len)));
+                    let stretches = stretches.collect();
                     let all = Epoch { epoch, last, stretches, left, failed };
                     self.epochs.insert(attachment, all);
-                    for (at, (_, piece)) in pieces.into_iter().enumerate() {
-                        if let Some(piece) = piece {
+                    for (at, (_, lies)) in pieces.iter().enumerate() {
+                        if let Some(piece) = in_log(lies) {
                             self.read_log(fx, LogJob::Journal(attachment, at, piece));
                         }
                     }
                     self.journal(node, now, fx, attachment);
                 }
                 Asked::FlushJournal => fx.journal_flush(attachment),
+                Asked::Mark(said, frontier) => fx.marker_write(attachment, said, frontier),
             }
         }
     }
@@ -488,6 +527,52 @@ impl<H: Host> Queue<H> {
                     log.store_flushed(now, attachment, outcome, out, asks);
                 });
             }
+            // Its end is that of its client's operation.
+            Destages::Through(_) => {}
         }
+    }
+
+    // ---- a log that has failed ----
+
+    /// A part of a client's change, which has waited for its volume to write back no more, goes to the store.
+    #[expect(clippy::too_many_arguments, reason = "what a message has")]
+    pub(super) fn through<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        id: OpId,
+        (kind, at, len): (PartKind, u64, u64),
+        bytes: Option<H::Bytes>,
+        may_punch: bool,
+    ) {
+        let Some(of) = self.ops.get_mut(&id) else { return };
+        of.logged = false;
+        let (volume, fua, fast) = (of.volume.clone(), of.fua, of.fast);
+        if node.state(&volume) != State::Served || !node.enter(&volume) {
+            return self.step(node, now, fx, id, Some(H::failure(Why::Failed)));
+        }
+        let at = node.base(&volume).wrapping_add(at);
+        let mut op = self.operation(volume, None, BlockKind::Unknown, now, true);
+        (op.kind, op.at, op.len, op.bytes) = (Kind::Part(kind), at, len, bytes);
+        (op.fua, op.may_punch, op.fast) = (fua, may_punch, fast);
+        op.destages = Some(Destages::Through(id));
+        self.begin(node, now, fx, op, Verdict::Reject);
+    }
+
+    /// A client's FLUSH likewise.
+    pub(super) fn flush_through<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        id: OpId,
+    ) {
+        let Some(of) = self.ops.get_mut(&id) else { return };
+        of.logged = false;
+        let volume = of.volume.clone();
+        let mut op = self.operation(volume, None, BlockKind::Unknown, now, false);
+        op.destages = Some(Destages::Through(id));
+        self.straight(node, now, fx, op);
     }
 }

@@ -82,7 +82,7 @@ impl<B: Clone> WriteLog<B> {
     }
 
     fn form_clients(&mut self, now: Nanos, asks: &mut Asks<B>) -> bool {
-        if self.start != Start::Started {
+        if self.start != Start::Started || self.kept.is_full() {
             return false;
         }
         let table = Record::frontier(self.frontier().bytes());
@@ -152,6 +152,8 @@ impl<B: Clone> WriteLog<B> {
             let sums = has_bytes.then_some(append.sums);
             volume.sums.push(record.sequence, sums);
             if let Some(bytes) = append.bytes {
+                let of = (append.attachment, record.sequence);
+                self.kept.keep(placed.number, of, append.len, bytes.clone());
                 payload.push((from as u32, bytes));
             }
             end = end.max(from + bytes);

@@ -9,13 +9,32 @@ use super::super::overlay::{Dirty, Holds};
 use super::super::throttle::Age;
 use super::super::volume_log::{Cuts, Order};
 use super::memory::Memory;
-use super::{Asks, Attached, Parks, Piece, WriteLog, pin};
+use super::{Asks, Attached, Kept, Parks, Piece, Said, WriteLog, pin};
+
+/// Where the bytes of a stretch lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lies<B> {
+    /// In the log.
+    Log(Piece),
+    /// Here: the log has failed, and may not have them.
+    Here(Kept<B>),
+}
+
+impl<B> Lies<B> {
+    /// What is to be read for them.
+    pub fn piece(&self) -> Option<&Piece> {
+        match self {
+            Lies::Log(piece) => Some(piece),
+            Lies::Here(_) => None,
+        }
+    }
+}
 
 /// What a destager asks of a queue that has the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum Asked<B> {
     /// Write this stretch to the store: [`WriteLog::stored`]. What it has of the log is pinned until [`WriteLog::unpin`].
-    Store(Dirty, Option<Piece>),
+    Store(Dirty, Option<Lies<B>>),
     /// Flush the store: [`WriteLog::store_flushed`].
     Flush,
     /// Write an epoch with its commit to the journal: [`WriteLog::journaled`].
@@ -25,12 +44,14 @@ pub enum Asked {
         /// The last sequence that it holds.
         last: u64,
         /// Its stretches, in the order of the volume.
-        pieces: Vec<(Dirty, Option<Piece>)>,
+        pieces: Vec<(Dirty, Option<Lies<B>>)>,
     },
     /// Flush the journal's device: [`WriteLog::journal_flushed`].
     FlushJournal,
     /// Read these records, so that they are copied out of the way: [`WriteLog::parked`].
     Park(Parks),
+    /// Have the marker say this, with the frontier: [`WriteLog::marked`].
+    Mark(Said, u64),
 }
 
 /// How a volume is doing.
@@ -118,11 +139,20 @@ impl destager::Effects for Takes<'_> {
 
 impl<B: Clone> WriteLog<B> {
     /// Begins what may begin of a volume's destage.
-    pub fn step(&mut self, now: Nanos, attachment: u32, out: &mut Vec<Asked>, asks: &mut Asks<B>) {
-        let durable = self.segments.durable();
+    pub fn step(
+        &mut self,
+        now: Nanos,
+        attachment: u32,
+        out: &mut Vec<Asked<B>>,
+        asks: &mut Asks<B>,
+    ) {
         if std::mem::take(&mut self.mark_waits) {
             self.form(now, asks);
         }
+        if !self.begun(attachment) {
+            return self.ask_marker(now, attachment, out, asks);
+        }
+        let durable = self.counts_durable();
         let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
             if volume.aside {
@@ -142,6 +172,7 @@ impl<B: Clone> WriteLog<B> {
             }
         });
         out.extend(self.park(now, attachment).map(Asked::Park));
+        self.ask_marker(now, attachment, out, asks);
     }
 
     /// A stretch came to the store, or not: the memory that it took ([`Dirty::memory`]), and the incarnation of the store that has it.
@@ -150,7 +181,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         (memory, outcome): (u64, destager::Outcome),
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         asks.steps.extend(self.memory.give(attachment, memory));
@@ -163,7 +194,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         outcome: destager::Outcome,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         self.destage(now, attachment, out, asks, |v, takes| {
@@ -177,7 +208,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         done: bool,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         if let Some(volume) = self.volumes.get_mut(&attachment) {
@@ -193,7 +224,7 @@ impl<B: Clone> WriteLog<B> {
         now: Nanos,
         attachment: u32,
         done: bool,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
     ) {
         self.destage(now, attachment, out, asks, |volume, takes| {
@@ -205,7 +236,7 @@ impl<B: Clone> WriteLog<B> {
         &mut self,
         now: Nanos,
         attachment: u32,
-        out: &mut Vec<Asked>,
+        out: &mut Vec<Asked<B>>,
         asks: &mut Asks<B>,
         f: impl FnOnce(&mut Attached, &mut Takes<'_>),
     ) {
@@ -213,21 +244,19 @@ impl<B: Clone> WriteLog<B> {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let mut takes = Takes::new(&mut self.memory, attachment, volumes);
         f(volume, &mut takes);
-        out.extend(takes.store.iter().map(|dirty| {
-            let piece = volume.piece(&self.config, dirty);
-            Asked::Store(*dirty, piece)
-        }));
+        let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
+        out.extend(takes.store.iter().map(|dirty| Asked::Store(*dirty, piece(dirty))));
         if let Some((epoch, last, pieces)) = takes.journal {
             volume.epoch_memory = pieces.iter().map(Dirty::memory).sum();
-            let piece = |dirty: &Dirty| volume.piece(&self.config, dirty);
+            let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
             let pieces = pieces.iter().map(|dirty| (*dirty, piece(dirty))).collect();
             out.push(Asked::Journal { epoch, last, pieces });
         }
         for asked in out.iter() {
             match asked {
-                Asked::Store(_, Some(piece)) => pin(&mut self.segments, piece.pin),
+                Asked::Store(_, Some(Lies::Log(piece))) => pin(&mut self.segments, piece.pin),
                 Asked::Journal { pieces, .. } => {
-                    let pieces = pieces.iter().filter_map(|(_, piece)| piece.as_ref());
+                    let pieces = pieces.iter().filter_map(|(_, lies)| lies.as_ref()?.piece());
                     pieces.for_each(|piece| pin(&mut self.segments, piece.pin));
                 }
                 _ => {}
@@ -241,6 +270,9 @@ impl<B: Clone> WriteLog<B> {
         }
         if let Some(frontier) = takes.note {
             volume.stored = volume.stored.max(frontier);
+            if volume.closing.is_some() {
+                return self.ask_marker(now, attachment, out, asks);
+            }
             // What is said already says less.
             volume.untold = true;
             if !self.fault.is(super::super::Planted::OlderFrontierCounts) {
@@ -274,7 +306,7 @@ impl<B: Clone> WriteLog<B> {
     }
 
     /// A volume's window is over: what it held of the log is let go.
-    fn let_go(&mut self, now: Nanos, attachment: u32) {
+    pub(super) fn let_go(&mut self, now: Nanos, attachment: u32) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let began = volume.destager.began();
         let Some(position) = volume.destager.noted() else { return };
@@ -322,7 +354,7 @@ impl<B: Clone> WriteLog<B> {
             destaged: volume.destaged,
             missed_marks: volume.missed_marks,
             off_mark: volume.off_mark,
-            no_mark: volume.lacks_mark(now, self.segments.durable(), self.full),
+            no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
         })
     }
 
@@ -376,10 +408,12 @@ impl Attached {
         let full = self.log.held() * 2 >= self.throttle.bound();
         let aged = self.age.zip(self.oldest());
         let aged = aged.is_some_and(|(age, oldest)| age.presses(oldest) <= now);
-        let hurry = self.draining || starved || full || aged;
+        // No mark comes any more to a log that has failed.
+        let draining = self.draining || self.closing.is_some();
+        let hurry = draining || starved || full || aged;
         let anywhere = match self.destager.order() {
-            Order::Journaled(Cuts::Marks) => self.draining,
-            Order::Journaled(Cuts::MarksOrFull) => self.draining || starved || self.is_stopped(now),
+            Order::Journaled(Cuts::Marks) => draining,
+            Order::Journaled(Cuts::MarksOrFull) => draining || starved || self.is_stopped(now),
             _ => hurry,
         };
         (hurry, anywhere)

@@ -156,7 +156,7 @@ impl<B: Clone> WriteLog<B> {
         asks: &mut Asks<B>,
     ) {
         let Some((write, tries)) = self.footers.writing.remove(&number) else { return };
-        if !done && tries + 1 < TRIES {
+        if !done && tries + 1 < TRIES && self.closed.is_none() {
             asks.writes.push(write.clone());
             self.footers.writing.insert(number, (write, tries + 1));
             return;

@@ -76,6 +76,11 @@ impl Marks {
         self.formed += 1;
     }
 
+    /// Those that have come to no batch come to none.
+    pub(super) fn none_comes(&mut self) {
+        self.all.truncate(self.formed);
+    }
+
     /// The store has all up to here.
     pub(super) fn stored(&mut self, position: u64) {
         while self.formed > 0 && self.all.front().is_some_and(|mark| mark.position <= position) {
@@ -239,6 +244,7 @@ mod tests {
                 frontier: 0,
                 epoch: 0,
                 marker: 1,
+                marked: true,
             },
         );
         log
@@ -287,7 +293,7 @@ mod tests {
     }
 
     /// Asks for a mark, and has it written.
-    fn mark(log: &mut WriteLog<Vec<u8>>, name: &str) -> Vec<Asked> {
+    fn mark(log: &mut WriteLog<Vec<u8>>, name: &str) -> Vec<Asked<Vec<u8>>> {
         let mut asks = Asks::default();
         let number = log.mark(1, name, name.as_bytes().to_vec(), &mut asks).unwrap();
         assert_eq!(log.mark_state(1, number), MarkState::Waits);
@@ -331,14 +337,14 @@ mod tests {
         let mut log = log(Order::Any);
         let mut asks = Asks::default();
         let number = log.mark(1, "late", b"late".to_vec(), &mut asks).unwrap();
-        log.close("a test", &mut asks);
+        log.close(NOW, "a test", &mut asks);
         assert_eq!(log.mark_state(1, number), MarkState::Failed);
         assert_eq!(log.mark(1, "later", b"later".to_vec(), &mut asks), None);
         assert_eq!(log.mark_state(2, 1), MarkState::Failed);
     }
 
     /// Steps that the volume takes now.
-    fn steps(log: &mut WriteLog<Vec<u8>>, now: Nanos) -> Vec<Asked> {
+    fn steps(log: &mut WriteLog<Vec<u8>>, now: Nanos) -> Vec<Asked<Vec<u8>>> {
         let (mut out, mut asks) = (Vec::new(), Asks::default());
         log.step(now, 1, &mut out, &mut asks);
         carry(log, asks);

@@ -124,6 +124,9 @@ impl<B: Clone> WriteLog<B> {
                 unpin(&mut self.segments, piece.pin);
             }
         }
+        if self.closed.is_some() {
+            return;
+        }
         // What could not be read may be read later: only what fails again and again is parked as lost.
         let failed = |(_, piece, bytes): &(u64, Option<Piece>, Option<B>)| {
             piece.is_some() && bytes.is_none()

@@ -22,6 +22,7 @@ impl<B: Clone> WriteLog<B> {
             volume.aside = false;
             asks.steps.push(attachment);
         }
+        self.closes_late(attachment);
         self.divide();
     }
 
@@ -62,6 +63,7 @@ impl<B: Clone> WriteLog<B> {
         volume.pace = attach.destage.pace;
         volume.throttle = Throttle::new(0, now);
         (volume.stated, volume.marker) = (attach.bound, attach.marker);
+        (volume.age, volume.marked) = (attach.age, attach.marked);
         volume.stored = volume.stored.max(attach.frontier);
         (volume.untold, volume.aside) = (true, false);
         #[cfg(feature = "planted")]

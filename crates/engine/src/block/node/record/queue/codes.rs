@@ -4,10 +4,11 @@ use larder_format::recording::bytes::put;
 use larder_format::recording::{BadRecord, Cursor};
 use larder_policy::block::{BlockKind, Rule};
 
-use crate::block::api::{IoId, LineId, Merge, OpId, SlotId, Verdict};
+use crate::block::api::{IoId, LineId, Merge, OpId, PartKind, SlotId, Verdict};
 use crate::block::node::calls::{Load, Message};
 use crate::block::node::coalesce::Piece;
 use crate::block::node::event::{Came, Op, ShardIo, State};
+use crate::block::record::digest::kind_code as part_code;
 use crate::block::record::tape::unknown;
 
 /// No place is beyond this: so that no sum of a place and a length overflows, whatever a file says.
@@ -87,6 +88,9 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         Message::Logged { failed: true } => 13,
         Message::Destage(_) => 14,
         Message::Journal { .. } => 15,
+        Message::Marked { .. } => 16,
+        Message::Through { .. } => 17,
+        Message::FlushThrough => 18,
     };
     out.push(tag);
     put(out, op.0);
@@ -116,8 +120,15 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         Message::Journal { attachment, flushed, done } => {
             [attachment.into(), flushed.into(), done.into()].iter().for_each(|&n| put(out, n));
         }
+        Message::Marked { attachment, done } => {
+            [attachment.into(), done.into()].iter().for_each(|&n| put(out, n));
+        }
+        Message::Through { kind, at, len, may_punch, .. } => {
+            [part_code(kind), at, len, may_punch.into()].iter().for_each(|&n| put(out, n));
+        }
         Message::Done { .. }
         | Message::IntentsReady
+        | Message::FlushThrough
         | Message::RangeTurn
         | Message::BudgetKept
         | Message::Logged { .. } => {}
@@ -171,6 +182,22 @@ pub(super) fn take_message(c: &mut Cursor<'_>) -> Result<(OpId, Message<()>), Ba
             flushed: c.at_most(1, "flushed")? == 1,
             done: c.at_most(1, "done")? == 1,
         },
+        16 => Message::Marked {
+            attachment: c.u32("attachment number")?,
+            done: c.at_most(1, "done")? == 1,
+        },
+        17 => Message::Through {
+            kind: match c.at_most(3, "kind of a part")? {
+                2 => PartKind::Zero,
+                3 => PartKind::Trim,
+                _ => PartKind::Write,
+            },
+            at: c.at_most(FURTHEST, "place")?,
+            len: c.at_most(FURTHEST, "length")?,
+            bytes: None,
+            may_punch: c.at_most(1, "hole")? == 1,
+        },
+        18 => Message::FlushThrough,
         other => return Err(unknown(other)),
     };
     Ok((op, message))

@@ -23,7 +23,7 @@ use crate::block::node::queue::Node;
 use crate::block::node::quiet::Changes;
 use crate::block::node::ranged::{Discard, Discards, Turns};
 use crate::block::record::digest::{Digest, kind_code as part_code};
-use crate::block::writeback::log::{ToWrite, WriteLog};
+use crate::block::writeback::log::{Said, ToWrite, WriteLog};
 
 /// What was noted during one call.
 #[derive(Debug, Default)]
@@ -506,6 +506,10 @@ impl<H: Host, E: Effects<H>> Effects<H> for NotingFx<'_, E> {
 
     fn journal_flush(&mut self, attachment: u32) {
         self.inner.journal_flush(attachment);
+    }
+
+    fn marker_write(&mut self, attachment: u32, said: Said, frontier: u64) {
+        self.inner.marker_write(attachment, said, frontier);
     }
 
     fn deliver_zeros(&mut self, ticket: &mut H::Ticket, at: u64, len: u64) {

@@ -1,0 +1,98 @@
+//! What a marker says of a volume while its failed log is brought to the store, and then: it writes through.
+
+use std::sync::atomic::Ordering;
+
+use larder_engine::block::OpId;
+use larder_engine::block::node::calls::{Message, OP_BITS, send};
+use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::queue::Node as _;
+use larder_engine::block::writeback::log::Said;
+use larder_format::block::marker::MarkerState;
+use larder_format::block::superblock::{HoldsState, WrittenBack};
+
+use super::super::{Core, locked};
+use super::unix_nanos;
+
+impl Core {
+    /// The marker of a volume is to say this, which may take its time; [`Message::Marked`] says how that ended.
+    pub(in crate::block) fn mark_and_tell(&self, attachment: u32, said: Said, frontier: u64) {
+        let done = self.have_said(attachment, said, frontier);
+        let thread = self.destages(attachment) as u64;
+        send(self, OpId(thread << OP_BITS), Message::Marked { attachment, done });
+    }
+
+    fn have_said(&self, attachment: u32, said: Said, frontier: u64) -> bool {
+        let Some(back) = self.back.get() else { return false };
+        let Some(written) = back.written(attachment) else { return false };
+        let volume = &written.attached;
+        #[cfg(test)]
+        if said != Said::Closing && self.faults.marks.load(Ordering::SeqCst) {
+            return false;
+        }
+        let state = match said {
+            Said::Closing => MarkerState::Closing,
+            Said::Closed => MarkerState::Closed,
+            Said::Clean => MarkerState::Clean,
+        };
+        if let Some(place) = &written.place {
+            let time = unix_nanos();
+            let age = || self.age_of(Some(attachment));
+            let time = written.time_of(time, frontier, age);
+            let mut number = locked(&written.number);
+            if back.written(attachment).is_none() {
+                // It has gone meanwhile.
+                return false;
+            }
+            let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+            marker.time = time;
+            if let Err(error) = locked(place).write(&marker) {
+                tracing::warn!("volume '{}': {error}: it is tried again", volume.name);
+                return false;
+            }
+            *number += 1;
+            written.said.store(frontier, Ordering::Relaxed);
+        } else if !self.holds_nothing(&volume.name) {
+            tracing::error!(
+                "volume '{}': all of it is in its store, and neither a marker nor the cache device can say so: it is not written any more; format \
+                 the cache, or replace it, and start again",
+                volume.name
+            );
+            return false;
+        }
+        match said {
+            Said::Closing => tracing::error!(
+                "volume '{}': the write log has failed: what it holds comes to the store from memory, and new writes wait for that",
+                volume.name
+            ),
+            Said::Closed => {}
+            Said::Clean => {
+                tracing::warn!(
+                    "volume '{}': the write log has failed, and all that it held is in the store: it is written through from now on; replace the \
+                     cache device, format it and start again",
+                    volume.name
+                );
+                volume.attachment.store(0, Ordering::SeqCst);
+                back.remove(attachment);
+            }
+        }
+        true
+    }
+
+    /// The cache device says that it holds nothing of a volume.
+    fn holds_nothing(&self, name: &str) -> bool {
+        if self.hand.get().is_some() {
+            // The thread that would do it is this one.
+            return false;
+        }
+        let of = name.to_owned();
+        let said = self.on_log(move |log| {
+            log.change_write_back_of(&of, |was| WrittenBack { holds: HoldsState::Clean, ..was })
+        });
+        matches!(said, Ok(Some(_)))
+    }
+
+    /// The device that the write log is on is used no more, for this reason: nor is the log.
+    pub(in crate::block) fn close_log(&self, why: &'static str) {
+        call_log(self, None, |log, asks| log.close(self.now(), why, asks));
+    }
+}

@@ -1,0 +1,207 @@
+//! A cache device that fails under the write log: what was answered comes to the stores from memory, then volumes write through.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use larder_base::Rng;
+use larder_format::block::marker::{MarkerState, choose};
+use larder_runtime::FileOp;
+
+use super::*;
+use crate::block::back::{BackConfig, Cuts, Grain, MarkerAt, Order, Pace};
+use crate::block::{Builder, Cache};
+
+/// What fails of a cache, of what its workers ask for.
+#[derive(Debug, Default)]
+pub(in crate::block) struct Faults {
+    pub writes: AtomicBool,
+    pub flushes: AtomicBool,
+    /// A marker says that the log has failed, and nothing more.
+    pub marks: AtomicBool,
+}
+
+impl Faults {
+    pub(in crate::block) fn of(&self, op: &FileOp, result: io::Result<()>) -> io::Result<()> {
+        let fails = match op {
+            FileOp::Write { .. } => &self.writes,
+            FileOp::Sync => &self.flushes,
+            _ => return result,
+        };
+        let failed = || io::Error::from_raw_os_error(5);
+        result.and_then(|()| if fails.load(Ordering::SeqCst) { Err(failed()) } else { Ok(()) })
+    }
+}
+
+const BYTES: u64 = 8 << 20;
+const LINE: u64 = 4096;
+
+fn builder(dir: &Path, order: Order, pace: Pace) -> Builder {
+    let path = dir.join("disk");
+    if !path.exists() {
+        File::create(&path).unwrap().set_len(BYTES).unwrap();
+    }
+    let builder = Cache::builder(dir.join("cache")).create(ByteSize::mib(192));
+    let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.join("state")).threads(2);
+    let builder = builder.volume("disk", &format!("file:{}", path.display())).unwrap();
+    builder.write_back("disk", BackConfig { order, pace, ..BackConfig::default() })
+}
+
+fn marker(dir: &Path) -> MarkerState {
+    let bytes = std::fs::read(dir.join("disk.larder")).unwrap();
+    choose(&bytes[..4096], &bytes[4096..8192]).unwrap().marker.state
+}
+
+/// Until the volume writes through.
+fn goes_through(cache: &Cache) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Some(status) = cache.core().back_status("disk") {
+        assert!(Instant::now() < end, "{status:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Clients that write lines of their own, and flush now and then, while the device begins to fail.
+fn under_load(order: Order, fail: impl Fn(&Faults)) {
+    const CLIENTS: u64 = 4;
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), order, Pace::Async).open().unwrap();
+    let lines = BYTES / LINE / CLIENTS;
+    let written: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let client = |client: u64| {
+            let cache = &cache;
+            move || {
+                let disk = cache.volume("disk").unwrap();
+                let mut rng = Rng::new(client);
+                let mut plain = vec![0u8; lines as usize];
+                for i in 0..600u64 {
+                    let (line, byte) = (rng.below(lines), 1 + rng.below(255) as u8);
+                    let at = (client * lines + line) * LINE;
+                    disk.write(at, [byte; LINE as usize]).wait().unwrap();
+                    plain[line as usize] = byte;
+                    if i % 40 == 0 {
+                        disk.flush().wait().unwrap();
+                    }
+                    let line = rng.below(lines);
+                    let at = (client * lines + line) * LINE;
+                    let read = disk.read(at, LINE as usize).wait().unwrap();
+                    assert!(read.iter().all(|&b| b == plain[line as usize]));
+                }
+                plain
+            }
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|n| scope.spawn(client(n))).collect();
+        std::thread::sleep(Duration::from_millis(20));
+        fail(&cache.core().faults);
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    goes_through(&cache);
+    assert_eq!(marker(dir.path()), MarkerState::Clean);
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [0xee; 512]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    let store = std::fs::read(dir.path().join("disk")).unwrap();
+    assert!(store[..512].iter().all(|&b| b == 0xee));
+    for (line, &byte) in written.iter().flatten().enumerate().skip(1) {
+        let at = line * LINE as usize;
+        assert!(store[at..at + LINE as usize].iter().all(|&b| b == byte), "{order:?}, line {line}");
+    }
+    // The next start writes back anew: what the log holds is void.
+    drop((disk, cache));
+    let cache = builder(dir.path(), order, Pace::Async).open().unwrap();
+    assert_eq!(cache.core().back_status("disk").unwrap().status.dirty, 0);
+    let read = cache.volume("disk").unwrap().read(0, LINE as usize).wait().unwrap();
+    assert!(read[..512].iter().all(|&b| b == 0xee));
+    assert_eq!(marker(dir.path()), MarkerState::Dirty);
+}
+
+const ORDERS: [Order; 4] = [
+    Order::Any,
+    Order::Ordered(Grain::Flush),
+    Order::Ordered(Grain::Completion),
+    Order::Journaled(Cuts::Flushes),
+];
+
+#[test]
+fn no_write_is_lost_when_the_log_cannot_be_flushed_under_load() {
+    for order in ORDERS {
+        under_load(order, |faults| faults.flushes.store(true, Ordering::SeqCst));
+    }
+}
+
+#[test]
+fn no_write_is_lost_when_the_log_cannot_be_written_under_load() {
+    for order in ORDERS {
+        under_load(order, |faults| faults.writes.store(true, Ordering::SeqCst));
+    }
+}
+
+#[test]
+fn a_start_that_finds_a_failed_log_brings_what_it_has_to_the_store() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Ordered(Grain::Flush);
+    let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    // It has a slot, too.
+    disk.read(8192, 4096).wait().unwrap();
+    disk.flush().wait().unwrap();
+    let faults = &cache.core().faults;
+    faults.marks.store(true, Ordering::SeqCst);
+    faults.flushes.store(true, Ordering::SeqCst);
+    disk.write(8192, [2; 4096]).wait().unwrap();
+    // It is answered only when the marker says that the store has it.
+    let flush = disk.flush();
+    let end = Instant::now() + Duration::from_secs(60);
+    while marker(dir.path()) != MarkerState::Closing {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let waits = disk.write(0, [9; 512]);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!flush.is_done() && !waits.is_done());
+    let copy = TempDir::new().unwrap();
+    for name in ["cache", "disk", "disk.larder"] {
+        std::fs::copy(dir.path().join(name), copy.path().join(name)).unwrap();
+    }
+    faults.marks.store(false, Ordering::SeqCst);
+    flush.wait().unwrap();
+    waits.wait().unwrap();
+    goes_through(&cache);
+    drop((disk, cache));
+    // As if it had been killed meanwhile. (A file that was copied has another identity.)
+    for name in ["cache", "disk", "disk.larder"] {
+        let bytes = std::fs::read(copy.path().join(name)).unwrap();
+        let file = File::options().write(true).open(dir.path().join(name)).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+    }
+    assert_eq!(marker(dir.path()), MarkerState::Closing);
+    let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    assert!(disk.read(0, 4096).wait().unwrap().iter().all(|&b| b == 1));
+    disk.flush().wait().unwrap();
+    goes_through(&cache);
+    assert_eq!(marker(dir.path()), MarkerState::Clean);
+    disk.write(4096, [3; 4096]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    let store = std::fs::read(dir.path().join("disk")).unwrap();
+    assert!(store[..4096].iter().all(|&b| b == 1) && store[4096..8192].iter().all(|&b| b == 3));
+}
+
+#[test]
+fn without_a_marker_a_flush_fails_once_the_log_has() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Ordered(Grain::Flush);
+    let builder = builder(dir.path(), order, Pace::AtBound).marker("disk", MarkerAt::Nowhere);
+    let cache = builder.open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    cache.core().faults.flushes.store(true, Ordering::SeqCst);
+    disk.flush().wait().unwrap_err();
+    // All the same it comes to the store.
+    let end = Instant::now() + Duration::from_secs(60);
+    while std::fs::read(dir.path().join("disk")).unwrap()[..4096].iter().any(|&b| b != 1) {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
