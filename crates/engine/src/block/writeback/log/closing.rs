@@ -216,9 +216,12 @@ impl<B: Clone> WriteLog<B> {
 
     /// A change comes to a log that has failed: it waits until its volume writes through.
     pub(super) fn append_closed(&mut self, append: Append<B>, asks: &mut Asks<B>) {
+        let aside = self.is_aside(append.attachment);
         match self.volumes.get(&append.attachment).map(|volume| &volume.closing) {
             None => asks.through.push((append.op, Some(append))),
             Some(Some(closing)) if !closing.stands => self.waiting.push_back(append),
+            // It may stay yet.
+            Some(None) if aside => self.waiting.push_back(append),
             Some(_) => asks.answers.push((append.op, true)),
         }
     }
