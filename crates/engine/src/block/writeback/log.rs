@@ -612,7 +612,9 @@ impl<B: Clone> WriteLog<B> {
             asks.answers.push((flush.op, false));
             return asks.steps.push(flush.attachment);
         }
-        if volume.closing.as_ref().map_or(self.unsure, |_| !volume.marked) {
+        // Who waits for a volume that is put aside waits until it is given up, or stays after all.
+        let unsure = self.unsure && !volume.aside;
+        if volume.closing.as_ref().map_or(unsure, |_| !volume.marked) {
             return asks.answers.push((flush.op, true));
         }
         self.flush_wanted = true;
