@@ -295,7 +295,7 @@ impl World {
         let now = self.now;
         let volume = match self.ios.swap_remove(which) {
             Io::Write { write, bytes } => {
-                let done = !self.fails() && !(self.failing && self.rng.chance(0.7));
+                let done = !(self.fails() || self.failing && self.rng.chance(0.7));
                 let some = (!done).then(|| self.device.part(&mut self.rng, bytes.len()));
                 self.device.write(write.at, bytes, some);
                 self.says(|| format!("batch {} written: {done}", write.number));
@@ -305,7 +305,7 @@ impl World {
             Io::Flush { covers, mark } => {
                 // It ends for good, and so does the history.
                 let fails = self.fails() && self.rng.chance(0.1);
-                let done = !fails && !(self.failing && self.rng.chance(0.5));
+                let done = !(fails || self.failing && self.rng.chance(0.5));
                 self.device.flush(mark, done);
                 self.says(|| format!("log flushed up to batch {covers}: {done}"));
                 self.log.flushed(now, covers, done, &mut asks);

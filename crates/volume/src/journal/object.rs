@@ -1,6 +1,6 @@
 //! A journal in an object store: an object for each epoch.
 //!
-//! A PUT is atomic and durable, so there is nothing to flush, and an object is whole or not there. The PUT of an epoch is conditional: a daemon
+//! A PUT is atomic and durable, so there is nothing to flush, and an object is whole or not there. The PUT of an epoch is conditional: a holder
 //! that was paused and comes back replaces nothing.
 
 use std::time::Duration;
@@ -85,7 +85,7 @@ impl ObjectPlace {
             if !conditional.map_err(|e| open(e.to_string()))? {
                 return Err(JournalError::NoPlace {
                     store: uri,
-                    why: "it has no conditional writes, and a paused daemon could put an old epoch over a new one".into(),
+                    why: "it has no conditional writes, and a paused holder could put an old epoch over a new one".into(),
                 });
             }
         }

@@ -122,12 +122,15 @@ fn described(place: Option<&dyn MarkerPlace>) -> String {
     place.map_or_else(|| "the marker".to_owned(), MarkerPlace::describe)
 }
 
-/// Reads a marker, and has the machine plan what follows: what it says, and whether the volume is refused.
+/// What a marker says, if it is there, and whether its volume is refused.
+type Judged = (Option<Box<Marker>>, Result<(), Refused>);
+
+/// Reads a marker, and has the machine plan what follows.
 fn judge_marker(
     name: &str,
     holder: &mut Holder,
     place: Option<&mut (dyn MarkerPlace + 'static)>,
-) -> Result<(Option<Box<Marker>>, Result<(), Refused>), CacheError> {
+) -> Result<Judged, CacheError> {
     let Some(place) = place else {
         return Ok((None, holder.read(marker::Read::Absent { was: false }, None)));
     };

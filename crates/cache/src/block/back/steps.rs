@@ -85,6 +85,7 @@ impl Begins<'_> {
     }
 }
 
+#[expect(clippy::large_enum_variant, reason = "one at a time, while its steps are carried out")]
 enum Which<'a> {
     Comes(Begins<'a>),
     Held(Arc<Written>),

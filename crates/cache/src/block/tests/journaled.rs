@@ -74,7 +74,7 @@ struct Left {
 impl Left {
     fn is_cut(&self) -> bool {
         let image = image(self.dir.path());
-        self.cuts.iter().any(|cut| *cut == image)
+        self.cuts.contains(&image)
     }
 
     fn recover(&self, wish: &RecoverWish) -> Result<Recovery, RecoverError> {
