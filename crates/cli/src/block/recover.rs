@@ -18,7 +18,8 @@ Examples:
   # A store without a place for its marker:
   larder block recover nbd://filer:10809/vm1 --marker /nfs/vm1.marker
   # One that was journaled, to another export:
-  larder block recover nbd://filer:10809/vm1 --marker /nfs/vm1.marker --journal nbd://filer:10809/vm1-journal
+  larder block recover nbd://filer/vm1 --marker /nfs/vm1.marker \\
+      --journal nbd://filer/vm1-journal
 
 It asks nothing. Ends with 0 if the marker is clean now, whether it was before or not, with 1 if not.";
 
