@@ -102,15 +102,20 @@ class Larder(Cache):
         self.over = threading.Event()
         self.looks = threading.Thread(target=self._look, daemon=True)
         self.where, self.marker, self.filer = f"file:{store}", [], None
+        # Where its epochs go, if they cannot lie beside the store.
+        self.journal, self.journal_filer = [], None
 
     def start(self):
         if self.delay:
             self.where, self.marker = f"nbd+unix:///?socket={self.folder}/filer", [f"{self.folder}/marker"]
             self._start_filer()
+            if self.order.startswith("journaled"):
+                self._start_journal()
         run([self.larder, "block", "format", self.cache, "--size", "256m", "--write-log", "64m", "--yes"])
         # A bound that is reached, so that what was written long before is in the store.
         self.spawn([self.larder, "block", "serve", "--cache", self.cache, "--volume", f"disk={self.where}", "--write", self.mode,
-                    "--dirty-max", "8m", *(f"--marker=disk={place}" for place in self.marker), "--listen", f"unix:{self.socket}",
+                    "--dirty-max", "8m", *(f"--marker=disk={place}" for place in self.marker),
+                    *(f"--journal=disk={place}" for place in self.journal), "--listen", f"unix:{self.socket}",
                     "--state-dir", self.state, *self.more], f"nbd+unix:///disk?socket={self.socket}")
         self.looks.start()
 
@@ -144,9 +149,12 @@ class Larder(Cache):
             with open(self.log, "a") as log:
                 log.write(f"nbdkit had ended with {self.filer.returncode}\n")
             self._start_filer()
+        if self.journal_filer and self.journal_filer.poll() is not None:
+            self._start_journal()
         # Of `ordered` and `any` it makes the marker clean; a program that cannot yet leaves the same bytes.
         if subprocess.run([self.larder, "block", "recover", "--help"], capture_output=True).returncode == 0:
-            told = run([self.larder, "block", "recover", self.where, "--json", *(f"--marker={place}" for place in self.marker)])
+            told = run([self.larder, "block", "recover", self.where, "--json", *(f"--marker={place}" for place in self.marker),
+                        *(f"--journal={place}" for place in self.journal)])
             with open(self.log, "a") as log:
                 log.write(f"recover: {told}")
             self.not_older_than = json.loads(told).get("not_older_than")
@@ -154,21 +162,32 @@ class Larder(Cache):
         return self.store
 
     def _start_filer(self):
-        socket = self.folder / "filer"
+        self.filer = self._export("filer", "--filter=delay", "file", self.store, f"wdelay={self.delay}ms")
+
+    def _start_journal(self):
+        """An export of another nbdkit, which takes no time."""
+        file = self.folder / "journal"
+        with open(file, "ab") as f:
+            f.truncate(256 << 20)
+        self.journal = [f"nbd+unix:///?socket={self.folder}/journal-filer"]
+        self.journal_filer = self._export("journal-filer", "file", file)
+
+    def _export(self, name, *plugin):
+        socket = self.folder / name
         socket.unlink(missing_ok=True)
         with open(self.folder / "filer.log", "ab") as log:
-            self.filer = subprocess.Popen(["nbdkit", "-f", "-U", socket, "--filter=delay", "file", self.store, f"wdelay={self.delay}ms"],
-                                          stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            filer = subprocess.Popen(["nbdkit", "-f", "-U", socket, *plugin], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         while not socket.exists():
-            if self.filer.poll() is not None:
+            if filer.poll() is not None:
                 raise Failed("nbdkit ends: " + (self.folder / "filer.log").read_text(errors="replace")[-500:])
             time.sleep(0.01)
+        return filer
 
     def _end_filer(self):
-        if self.filer:
-            self.filer.terminate()
-            self.filer.wait()
-            self.filer = None
+        for filer in filter(None, [self.filer, self.journal_filer]):
+            filer.terminate()
+            filer.wait()
+        self.filer = self.journal_filer = None
 
     def safe(self, history):
         if not self.promises:
