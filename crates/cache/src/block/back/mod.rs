@@ -278,7 +278,7 @@ impl Core {
         }
     }
 
-    /// Brings all that is dirty of a volume to its store. `go_on` hears how many bytes of the log it still holds, and may say no. Returns whether
+    /// Brings all that is dirty of a volume by now to its store. `go_on` hears how many bytes of the log it still holds, and may say no. Returns whether
     /// all of it came there.
     ///
     /// # Errors
@@ -298,17 +298,20 @@ impl Core {
         Ok(all)
     }
 
-    /// Destages all of a volume as fast as can be, until nothing is left or `go_on` says no.
+    /// Destages all that is logged of a volume by now as fast as can be, until it is in the store or `go_on` says no. What clients write
+    /// meanwhile is not waited for.
     fn drain(&self, back: &Back, attachment: u32, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
         call_log(self, None, |log, asks| log.drain(attachment, true, asks));
+        let last = back.log().status(self.now(), attachment).map_or(0, |s| s.positions[3]);
         loop {
             let (clean, held, stands) = {
                 let log = back.log();
                 let status = log.status(self.now(), attachment);
                 let held = status.map_or(0, |status| status.held.0);
                 // A volume whose log has failed writes through in the end.
-                let clean =
-                    log.is_clean(attachment) && (log.closed().is_none() || status.is_none());
+                let there = status.is_some_and(|status| status.positions[0] >= last);
+                let clean = (log.is_clean(attachment) || there)
+                    && (log.closed().is_none() || status.is_none());
                 (clean, held, log.stands(attachment))
             };
             if clean {

@@ -292,7 +292,7 @@ struct Attached {
     untold: bool,
     marker: u64,
     /// All of it is to be destaged as soon as can be.
-    draining: bool,
+    draining: u32,
     /// It is put aside: nothing of it is destaged, and it takes no part in the room that there is.
     aside: bool,
     /// Bytes that came to the store so far.
@@ -471,7 +471,7 @@ impl<B: Clone> WriteLog<B> {
             noting: None,
             untold: true,
             marker,
-            draining: false,
+            draining: 0,
             aside: false,
             destaged: 0,
             marked,

@@ -319,10 +319,13 @@ impl<B: Clone> WriteLog<B> {
         volume.speed = Some(volume.speed.map_or(speed, |before| (before + speed) / 2.0));
     }
 
-    /// All of a volume is to be destaged as soon as can be, or no longer.
+    /// All of a volume is to be destaged as soon as can be, or no longer: by each who has asked for it.
     pub fn drain(&mut self, attachment: u32, draining: bool, asks: &mut Asks<B>) {
         if let Some(volume) = self.volumes.get_mut(&attachment) {
-            volume.draining = draining;
+            volume.draining = match draining {
+                true => volume.draining + 1,
+                false => volume.draining.saturating_sub(1),
+            };
             asks.steps.push(attachment);
         }
     }
@@ -409,7 +412,7 @@ impl Attached {
         let aged = self.age.zip(self.oldest());
         let aged = aged.is_some_and(|(age, oldest)| age.presses(oldest) <= now);
         // No mark comes any more to a log that has failed.
-        let draining = self.draining || self.closing.is_some();
+        let draining = self.draining > 0 || self.closing.is_some();
         let hurry = draining || starved || full || aged;
         let anywhere = match self.destager.order() {
             Order::Journaled(Cuts::Marks) => draining,

@@ -325,6 +325,22 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_no_longer_for_a_drain_leaves_another_his() {
+        let mut log = log(Order::Journaled(Cuts::Marks));
+        write(&mut log, 1);
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        for draining in [true, true, false, false, true, true, false] {
+            log.drain(1, draining, &mut asks);
+        }
+        carry(&mut log, asks);
+        let mut asks = Asks::default();
+        log.step(NOW, 1, &mut out, &mut asks);
+        carry(&mut log, asks);
+        log.step(NOW, 1, &mut out, &mut Asks::default());
+        assert!(matches!(out[..], [Asked::Journal { last: 1, .. }]), "{out:?}");
+    }
+
+    #[test]
     fn marks_alone_go_to_no_journal() {
         let mut log = log(Order::Journaled(Cuts::Flushes));
         let out = mark(&mut log, "nothing");
