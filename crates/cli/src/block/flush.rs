@@ -128,49 +128,23 @@ pub(crate) struct WriteArgs {
     /// `through`, or back:any, back:ordered or back:journaled, as for `larder block serve --write`
     #[arg(value_name = "MODE")]
     mode: String,
-    /// What it may hold of the write log
-    #[arg(long, value_name = "SIZE")]
-    dirty_max: Option<ByteSize>,
-    /// How old what is dirty may become, an alarm; with ,hard no write is answered while the oldest is older
-    #[arg(long, value_name = "SECONDS[,hard]")]
-    dirty_age_max: Option<String>,
-    /// Where its marker is: a path, or the URI of an NBD export or object store
-    #[arg(long, value_name = "PLACE", conflicts_with = "no_marker")]
-    marker: Option<String>,
-    /// It has no marker: nothing notices that its cache is lost, or an older one comes back
-    #[arg(long)]
-    no_marker: bool,
-    /// Where its journal is, with back:journaled: a path, or the URI of an NBD export or object store
-    #[arg(long, value_name = "PLACE")]
-    journal: Option<String>,
-    /// Its journal may be on the daemon's host where its store is not: it then covers the loss of the cache device, and not that of the host
-    #[arg(long)]
-    journal_local: bool,
+    #[command(flatten)]
+    how: HowArgs,
     #[command(flatten)]
     daemon: Daemon,
 }
 
 pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
     let through = args.mode == "through";
-    let stated = args.dirty_max.is_some() || args.dirty_age_max.is_some();
-    let places = args.marker.is_some() || args.no_marker || args.journal.is_some();
-    if through && (stated || places || args.journal_local) {
+    if through && args.how.is_stated() {
         return Err(CliError::Usage(
             "--dirty-max, --dirty-age-max, --marker, --no-marker, --journal and --journal-local are for a volume that is to write back: leave them \
              out with 'through'"
                 .to_owned(),
         ));
     }
-    let back = BackArgs {
-        write: Some(args.mode.clone()).filter(|_| !through),
-        dirty_max: args.dirty_max,
-        dirty_age_max: args.dirty_age_max.clone(),
-        marker: args.marker.clone(),
-        no_marker: args.no_marker,
-        journal: args.journal.clone(),
-        journal_local: args.journal_local,
-    };
-    let request = Request::Write { volume: args.volume.clone(), back: back.said()? };
+    let mode = Some(args.mode.clone()).filter(|_| !through);
+    let request = Request::Write { volume: args.volume.clone(), back: args.how.said(mode)? };
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
         Ok(match answer["write"].as_str() {
@@ -188,6 +162,20 @@ pub(super) struct BackArgs {
     /// It writes back: back:any, back:ordered or back:journaled, as for `larder block serve --write`
     #[arg(long, value_name = "MODE")]
     write: Option<String>,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+impl BackArgs {
+    /// What the daemon is told.
+    pub(super) fn said(&self) -> Result<WriteBack, CliError> {
+        self.how.said(self.write.clone())
+    }
+}
+
+/// How a volume writes back, beside its mode.
+#[derive(Debug, clap::Args)]
+struct HowArgs {
     /// What it may hold of the write log
     #[arg(long, value_name = "SIZE")]
     dirty_max: Option<ByteSize>,
@@ -208,11 +196,17 @@ pub(super) struct BackArgs {
     journal_local: bool,
 }
 
-impl BackArgs {
-    /// What the daemon is told.
-    pub(super) fn said(&self) -> Result<WriteBack, CliError> {
+impl HowArgs {
+    fn is_stated(&self) -> bool {
+        let bounds = self.dirty_max.is_some() || self.dirty_age_max.is_some();
+        let places = self.marker.is_some() || self.journal.is_some();
+        bounds || places || self.no_marker || self.journal_local
+    }
+
+    /// What the daemon is told, with the mode.
+    fn said(&self, write: Option<String>) -> Result<WriteBack, CliError> {
         Ok(WriteBack {
-            write: self.write.clone(),
+            write,
             dirty_max: self.dirty_max.map(|size| size.0),
             dirty_age_max: self.dirty_age_max.clone(),
             marker: self.marker.as_deref().map(from_here).transpose()?,
@@ -225,6 +219,11 @@ impl BackArgs {
 
 /// The daemon may run in another directory: a relative path is meant from this one.
 fn from_here(place: &str) -> Result<String, CliError> {
+    if place.is_empty() {
+        return Err(CliError::Usage(
+            "--marker and --journal name a place, and '' is none: give a path, or the URI of an NBD export or object store".to_owned(),
+        ));
+    }
     let is_uri = place.contains("://") || place.starts_with("file:");
     if is_uri || place.starts_with('/') {
         return super::control::from_here(place);
