@@ -16,11 +16,11 @@ use std::sync::Arc;
 use larder_base::{AppId, ByteSize, Expiry, Nanos, Now, UnixSecs};
 use larder_cache::kv::{CacheConfig, Core, Upkeep, open_without_threads};
 use larder_engine::dram::Contents;
+use larder_engine::kv::ClockMode;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request as Asked, Store,
     StoreMode, Tier,
 };
-use larder_engine::kv::ClockMode;
 use larder_format::Geometry;
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::{ApplicationsConfig, ApplicationsTable, Share};

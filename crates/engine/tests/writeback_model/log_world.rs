@@ -584,7 +584,13 @@ impl World {
                 idle = 0;
                 continue;
             }
-            let Some(wakes) = self.log.wakes(self.now) else { return Ok(()) };
+            let Some(wakes) = self.log.wakes(self.now) else {
+                // Clients may come no more: what is begun is not left to what they would bring about.
+                return match self.log.is_parking() {
+                    true => Err(format!("a copy waits for nothing: {:?}", self.log)),
+                    false => Ok(()),
+                };
+            };
             if wakes > self.now {
                 idle = 0;
             }

@@ -119,6 +119,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::FooterBeforePayload
         | Planted::FooterNotPinned
         | Planted::MarkNotAwaited
+        | Planted::CopyForgotten
         | Planted::AgeIgnored
         | Planted::OlderFrontierCounts => "",
     };
@@ -158,7 +159,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
 
 /// The faults that concern the whole log, and the orders in which each must be caught.
 #[cfg(feature = "planted")]
-const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 27] = {
+const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 28] = {
     use larder_engine::block::writeback::Planted as P;
     [
         (P::DestagedBeforeDurable, "acf"),
@@ -183,6 +184,7 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 27] =
         (P::FooterNotPinned, "af"),
         (P::FreedBeforeSaid, "acf"),
         (P::NoReserve, "acf"),
+        (P::CopyForgotten, "acf"),
         (P::RetiredInAnyOrder, "acf"),
         (P::FrontierNotRepeated, "a"),
         (P::OldestIgnored, "acf"),

@@ -509,7 +509,6 @@ fn a_volume_that_was_put_aside_with_what_is_dirty_is_taken_up_elsewhere_and_a_co
 }
 
 #[test]
-#[ignore = "in one run of twenty a write of the other volume waits for room in the log without end"]
 fn a_volume_put_aside_with_what_is_dirty_stays_in_a_log_that_others_fill_and_comes_back() {
     let dir = TempDir::new().unwrap();
     let more = dir.path().join("more");

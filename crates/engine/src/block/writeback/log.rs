@@ -780,8 +780,9 @@ impl<B: Clone> WriteLog<B> {
             }
             asks.answers.push((op, false));
         }
-        // A FRONTIER that was not written when this flush began is waited for as well.
-        self.flush_wanted = !self.flushes.is_empty() || self.segments.has_said();
+        // A FRONTIER that was not written when this flush began is waited for as well, and so is a copy.
+        let copied = self.copy_waits() && !self.fault.is(Planted::CopyForgotten);
+        self.flush_wanted = !self.flushes.is_empty() || self.segments.has_said() || copied;
         self.noted(now, durable);
         let durable = self.counts_durable();
         let begins = self.volumes.iter().filter(|(_, volume)| volume.may_begin(durable));

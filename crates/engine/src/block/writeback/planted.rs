@@ -64,6 +64,8 @@ faults! {
     FrontierNotRepeated,
     /// `parked`: an original is let go before its parked copy is durable.
     CopyNotAwaited,
+    /// `parked`: a copy that is written while the device is flushed is not flushed afterwards, so that it lets nothing go.
+    CopyForgotten,
     /// `parkbad`: a record that cannot be read is parked as if it could be.
     DamageParkedAsData,
     /// `oldest`: a start begins the chain at whatever is the oldest that it finds.

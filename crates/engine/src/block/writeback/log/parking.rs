@@ -266,6 +266,11 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
+    /// Whether records are being copied out of the way.
+    pub fn is_parking(&self) -> bool {
+        self.parking.is_some()
+    }
+
     /// Whether a copy waits for a flush.
     pub(super) fn copy_waits(&self) -> bool {
         self.parking.as_ref().is_some_and(|parking| parking.state == State::Written)
