@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Block traces through larder's block cache and, beside it, through the bare store.
 
-    bench/block/replay.py --larder BIN TRACE… [--warm 0.5] [--connections 4] [--depth 4] [--delay-ms 1] [--json FILE]
+    bench/block/replay.py --larder BIN TRACE… [--warm 0.5] [--connections 4] [--depth 4] [--delay-ms 1] [--write MODE]… [--json FILE]
 
 The store is a file behind nbdkit's delay filter, which counts what reaches it. `larder replay` sends a trace's requests in a
 closed loop; its first part warms the cache and is not counted. Printed for each trace, with and without the cache: mean and
 p99 service time of reads, writes and all, the share of reads that the cache served and the share of all requests that
-still reached the store. Needs nbdkit: apt-get install nbdkit.
+still reached the store. With --write the cache is measured once more in each such mode (back:journaled and others; the journal lies beside the
+store, behind the same delay, the marker beside the cache): then a trace also says what was still dirty behind its last request. Needs nbdkit: apt-get install nbdkit.
 """
 
 import argparse
@@ -64,6 +65,14 @@ class Bench:
     def path(self, name):
         return str(self.folder / name)
 
+    def journal(self):
+        journal = self.path("journal.img")
+        with open(journal, "wb") as f:
+            f.truncate(256 * MIB)
+        delay = self.options.delay_ms
+        return Server(["nbdkit", "-f", "-U", self.path("journal"), "-t", "64", "--filter=delay", "file", journal,
+                       f"rdelay={delay}ms", f"wdelay={delay}ms"], self.path("journal"), self.log)
+
     def store(self):
         delay = self.options.delay_ms
         # The log filter is the outermost: one line for each request that reaches the store.
@@ -98,38 +107,65 @@ class Bench:
         stats = json.loads(output([self.options.larder, "trace", "stats", trace, "--json"]))
         requests = int(stats["requests"])
         found = {"trace": Path(trace).name, "requests": requests}
-        for name in ("no cache", "larder"):
-            with self.store():
+        for name in ("no cache", "larder", *self.options.write):
+            with self.store(), self.journal():
                 if name == "no cache":
                     report, reached = self.replay(trace, requests, self.options.warm, self.path("store"), "")
                 else:
-                    with self.larder():
+                    with self.larder(*([] if name == "larder" else [name])):
                         report, reached = self.replay(trace, requests, self.options.warm, self.path("larder"), "disk")
+                        dirty = self.dirty()
             by_op = {op["op"]: op for op in report["operations"]}
             found[name] = {op: {"count": by_op[op]["count"], "mean_us": by_op[op]["service_us"]["mean"],
                                 "p50_us": by_op[op]["service_us"]["p50"], "p99_us": by_op[op]["service_us"]["p99"]}
                            for op in by_op}
             found[name]["reached"] = {"reads": reached[0], "writes": reached[1]}
             found[name]["seconds"] = report["seconds"]
+            if name in self.options.write:
+                found[name]["dirty_mib"] = dirty / MIB
         return found
 
-    def larder(self):
+    def dirty(self):
+        """Bytes that the store does not have yet."""
+        status = json.loads(output([self.options.larder, "block", "status", "--state-dir", self.path("state"), "--json"]))
+        back = status["volumes"][0].get("write_back") or {}
+        return back.get("dirty_bytes", 0)
+
+    def larder(self, mode=None):
         cache = Path(self.path("cache"))
-        cache.unlink(missing_ok=True)
-        output([self.options.larder, "block", "format", str(cache), "--size", f"{self.options.cache_mib}m", "--yes"])
+        for old in ("cache", "marker"):
+            Path(self.path(old)).unlink(missing_ok=True)
+        shutil.rmtree(self.path("state"), ignore_errors=True)
+        output([self.options.larder, "block", "format", str(cache), "--size", f"{self.options.cache_mib}m",
+                *(["--write-log", "512m"] if mode else []), "--yes"])
+        back = []
+        if mode:
+            back = ["--write", mode, "--marker", f"disk={self.path('marker')}"]
+            if mode.startswith("back:journaled"):
+                back += ["--journal", f"disk=nbd+unix:///?socket={self.path('journal')}"]
         command = [self.options.larder, "block", "serve", "--cache", str(cache), "--volume",
                    f"disk=nbd+unix:///?socket={self.path('store')}", "--listen", f"unix:{self.path('larder')}",
                    "--state-dir", self.path("state"),
                    *([] if any(flag.startswith("--admission") for flag in self.options.serve) else ["--admission", "all"]),
-                   *self.options.serve]
+                   *back, *self.options.serve]
         return Server(command, self.path("larder"), self.log)
 
 
-def show(found):
-    bare, ours = found["no cache"], found["larder"]
-    print(f"\n{found['trace']}: {found['requests']} requests, counted after the warm-up {ours['all']['count']}")
+def show(found, modes):
+    bare, through = found["no cache"], found["larder"]
+    print(f"\n{found['trace']}: {found['requests']} requests, counted after the warm-up {through['all']['count']}")
+    table(bare, through, "larder")
+    for mode in modes:
+        writes = bare["write"]["mean_us"] * bare["write"]["count"] if "write" in bare else 0
+        share = writes / (bare["all"]["mean_us"] * bare["all"]["count"])
+        print(f"  {mode}: writes take {100 * share:.0f} % of the service time without a cache")
+        table(bare, found[mode], "larder")
+        print(f"  dirty behind the last request: {found[mode]['dirty_mib']:.1f} MiB")
+
+
+def table(bare, ours, name):
     print(f"  {'':8} {'mean µs':>22} {'p99 µs':>22}")
-    print(f"  {'':8} {'no cache':>10} {'larder':>10}  {'no cache':>10} {'larder':>10}   mean")
+    print(f"  {'':8} {'no cache':>10} {name:>10}  {'no cache':>10} {name:>10}   mean")
     for op in ("read", "write", "all"):
         if op in bare and op in ours:
             a, b = bare[op], ours[op]
@@ -147,6 +183,7 @@ def main():
     parser.add_argument("--warm", type=float, default=0.5, help="share of a trace that warms the cache (default: %(default)s)")
     parser.add_argument("--connections", type=int, default=4, help="of the client (default: %(default)s)")
     parser.add_argument("--depth", type=int, default=4, help="requests under way on each (default: %(default)s)")
+    parser.add_argument("--write", action="append", default=[], metavar="MODE", help="another mode of writing, measured beside write-through")
     parser.add_argument("--speed", type=float, help="at the recorded times divided by this, instead of a closed loop")
     parser.add_argument("--delay-ms", type=int, default=1, help="of the store (default: %(default)s)")
     parser.add_argument("--size-mib", type=int, default=16384, help="of the volume, sparse (default: %(default)s)")
@@ -166,7 +203,7 @@ def main():
         results = []
         for trace in options.traces:
             results.append(bench.run(trace))
-            show(results[-1])
+            show(results[-1], options.write)
             sys.stdout.flush()
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
