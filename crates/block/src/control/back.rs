@@ -98,6 +98,9 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         waits_for_mark: s.no_mark,
         missed_marks: s.missed_marks,
         off_mark: s.off_mark,
+        unreadable_bytes: s.unreadable,
+        unreadable_stops: s.is_stopped,
+        unreadable_joins: s.joins,
         closed: now.closed.clone(),
         frontier,
         acknowledged,
@@ -136,6 +139,23 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
         alarms.push(format!(
             "volume '{name}': its oldest dirty write is {:.0} s old, and may be {most:.0} s{what}",
             back.oldest_seconds.unwrap_or(0.0)
+        ));
+    }
+    if back.unreadable_bytes > 0 {
+        let then = match (back.unreadable_stops, back.closed.is_some()) {
+            (true, false) => "; nothing is destaged before",
+            (true, true) => "; nothing is destaged any more, and nothing is written",
+            _ => "",
+        };
+        alarms.push(format!(
+            "volume '{name}': {} of what was written cannot be read from the write log: reads of it fail until it is written again or trimmed{then}",
+            ByteSize(back.unreadable_bytes)
+        ));
+    }
+    if back.unreadable_joins {
+        alarms.push(format!(
+            "volume '{name}': what could not be read was written again and goes to the store with all behind it: until it is there the store alone \
+             is no image"
         ));
     }
     if back.waits_for_mark {
@@ -346,6 +366,16 @@ mod tests {
             assert!(alarm.starts_with("volume 'a': "), "{alarm}");
             assert!(words.iter().all(|w| alarm.contains(w)), "{alarm}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_alarm() {
+        let lost = Status { unreadable: 8192, is_stopped: true, joins: true, ..Status::default() };
+        let all = alarms("a", &status(lost, None));
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(all[0].contains("8 KiB of what was written cannot be read"), "{all:?}");
+        assert!(all[0].ends_with("; nothing is destaged before"), "{all:?}");
+        assert!(all[1].contains("no image"), "{all:?}");
     }
 
     #[test]

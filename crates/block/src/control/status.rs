@@ -262,6 +262,12 @@ pub struct BackVolume {
     pub missed_marks: u64,
     /// and whether the last one did, so that what the store has is no consistency point.
     pub off_mark: bool,
+    /// Bytes that cannot be read any more: reads of them fail until they are written again or trimmed.
+    pub unreadable_bytes: u64,
+    /// Nothing is destaged for that: the order does not go on without them.
+    pub unreadable_stops: bool,
+    /// They were written again, and all that was logged meanwhile goes to the store at once: until it is there the store alone is no image.
+    pub unreadable_joins: bool,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
     /// All writes up to this one are durable in the store.
