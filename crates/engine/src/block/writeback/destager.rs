@@ -93,6 +93,8 @@ pub struct Destager {
     phase: Phase,
     /// Most bytes of a window, for its time.
     limit: u64,
+    /// Most writes to the store under way, for now.
+    depth: u32,
     window: Option<Window>,
     pieces: Vec<Dirty>,
     /// Pieces that the store was told of, and those of them that have ended.
@@ -122,6 +124,7 @@ impl Destager {
             config,
             phase: Phase::Idle,
             limit: u64::MAX,
+            depth: u32::MAX,
             window: None,
             pieces: Vec::new(),
             told: 0,
@@ -157,6 +160,16 @@ impl Destager {
     /// Windows are to have no more bytes than this. (Epochs end where they may: their bound is the journal's.)
     pub fn limit(&mut self, bytes: u64) {
         self.limit = bytes;
+    }
+
+    /// From now on no more writes to the store are begun than keep so many under way; one always is. What is under way ends as it would.
+    pub fn keep_under_way(&mut self, writes: u32) {
+        self.depth = writes.max(1);
+    }
+
+    /// Writes to the store under way at a time, at most.
+    pub fn depth(&self) -> u32 {
+        self.config.depth
     }
 
     /// Most bytes of the next window or epoch.
@@ -287,7 +300,7 @@ impl Destager {
     }
 
     fn tell(&mut self, fx: &mut impl Effects) {
-        while self.told - self.ended < self.config.depth as usize && !self.failed {
+        while self.told - self.ended < self.config.depth.min(self.depth) as usize && !self.failed {
             let Some(&dirty) = self.pieces.get(self.told) else { break };
             if !fx.takes(dirty.memory()) {
                 break;

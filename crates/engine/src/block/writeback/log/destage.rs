@@ -240,8 +240,9 @@ impl<B: Clone> WriteLog<B> {
         asks: &mut Asks<B>,
         f: impl FnOnce(&mut Attached, &mut Takes<'_>),
     ) {
-        let volumes = self.volumes.len();
+        let (volumes, starved) = (self.volumes.len(), self.full);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        volume.makes_way(now, starved);
         let mut takes = Takes::new(&mut self.memory, attachment, volumes);
         f(volume, &mut takes);
         let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
@@ -420,6 +421,17 @@ impl Attached {
             _ => hurry,
         };
         (hurry, anywhere)
+    }
+
+    /// While clients write, destage goes as fast as it must.
+    fn makes_way(&mut self, now: Nanos, starved: bool) {
+        let depth = self.destager.depth();
+        let (hurry, _) = self.presses(now, starved);
+        let under_way = match hurry {
+            true => depth,
+            false => self.throttle.destages(now, self.log.held(), depth),
+        };
+        self.destager.keep_under_way(under_way);
     }
 
     /// Whether epochs are to end at marks alone.
