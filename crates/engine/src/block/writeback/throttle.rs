@@ -114,13 +114,13 @@ impl Throttle {
 
     /// Of so many writes to the store at a time, how many destage takes while it is in no hurry. Client and destage share processors, flash and store,
     /// so below half of the bound destage takes the part of its depth that half of the bound is held: it takes as much as comes where the store can, and
-    /// a burst goes ahead. When clients pause it takes all.
-    pub fn destages(&self, now: Nanos, held: u64, depth: u32) -> u32 {
+    /// a burst goes ahead. When clients pause it takes all: `None`.
+    pub fn destages(&self, now: Nanos, held: u64, depth: u32) -> Option<u32> {
         if now.saturating_sub(self.last) >= PAUSE {
-            return depth;
+            return None;
         }
         let share = held as f64 / (self.bound as f64 * FREE).max(1.0);
-        ((f64::from(depth) * share).ceil() as u32).clamp(1, depth.max(1))
+        Some(((f64::from(depth) * share).ceil() as u32).clamp(1, depth.max(1)))
     }
 
     /// A write was acknowledged.
@@ -190,11 +190,11 @@ mod tests {
         let mut throttle = Throttle::new(100 * MIB, Nanos(0));
         throttle.acknowledged(seconds(1.0));
         let at = |held: u64| throttle.destages(seconds(1.05), held * MIB, 64);
-        assert_eq!([0, 1, 10, 25, 50, 90].map(at), [1, 2, 13, 32, 64, 64]);
+        assert_eq!([0, 1, 10, 25, 50, 90].map(at), [1, 2, 13, 32, 64, 64].map(Some));
         // They pause.
-        assert_eq!(throttle.destages(seconds(1.1), MIB, 64), 64);
+        assert_eq!(throttle.destages(seconds(1.1), MIB, 64), None);
         // There is no bound yet.
-        assert_eq!(Throttle::new(0, seconds(1.0)).destages(seconds(1.0), 0, 64), 1);
+        assert_eq!(Throttle::new(0, seconds(1.0)).destages(seconds(1.0), 0, 64), Some(1));
     }
 
     /// The formula itself, at points worked out by hand.

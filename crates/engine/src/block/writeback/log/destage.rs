@@ -427,11 +427,8 @@ impl Attached {
     fn makes_way(&mut self, now: Nanos, starved: bool) {
         let depth = self.destager.depth();
         let (hurry, _) = self.presses(now, starved);
-        let under_way = match hurry {
-            true => depth,
-            false => self.throttle.destages(now, self.log.held(), depth),
-        };
-        self.destager.keep_under_way(under_way);
+        let under_way = self.throttle.destages(now, self.log.held(), depth);
+        self.destager.keep_under_way(under_way.filter(|_| !hurry));
     }
 
     /// Whether epochs are to end at marks alone.
