@@ -165,7 +165,10 @@ impl Cached {
                     self.queue.flash_written(cache, now, io, Err(failed));
                 }
             },
-            (Some(FlashJob::LogWrite(batch)), _) => {
+            (Some(FlashJob::LogWrite(batch)), op) => {
+                if let FileOp::Write { data, .. } = op {
+                    data.into_buf().into_iter().for_each(|buf| self.io.batches.give(buf));
+                }
                 let done = result.map_err(|e| cache.flash_failed("write the log", &e)).is_ok();
                 self.queue.log_written(cache, now, &mut self.io, batch, done);
             }
@@ -329,7 +332,7 @@ impl Service for Cached {
     }
 
     fn rest(&mut self) -> usize {
-        self.io.spare.rest()
+        self.io.spare.rest() + self.io.batches.rest()
     }
 
     fn spent(&mut self) -> Option<AlignedBuf> {

@@ -18,7 +18,7 @@ use super::super::Core;
 use super::super::shard::{Daemon, Known, KnownVolume, Load};
 use super::bytes::aligned;
 use super::client::Client;
-use super::spare::Spare;
+use super::spare::{Batches, Spare};
 use crate::block::service::{Answer, DeferredFree};
 use crate::block::volume::Volume;
 use larder_volume::op::{Done, Extent, Failure, FailureKind, Op};
@@ -78,6 +78,8 @@ pub(super) struct Carrier {
     pub ended: VecDeque<Answer>,
     pub deferred: DeferredFree,
     pub spare: Spare,
+    /// Of batches of the write log.
+    pub batches: Batches,
     /// Whether reads may be answered with bytes that others have too.
     pub lends: bool,
     /// Detached volumes that were let go of so far.
@@ -107,6 +109,7 @@ impl Carrier {
             ended: VecDeque::new(),
             deferred: DeferredFree::default(),
             spare: Spare::default(),
+            batches: Batches::default(),
             lends: false,
             gone: 0,
             by_hand,
@@ -278,12 +281,16 @@ impl Effects<Daemon> for Carrier {
     }
 
     fn log_write(&mut self, write: ToWrite<Payload>) {
-        let mut buf = AlignedBuf::zeroed(write.len as usize);
-        buf[..write.head.len()].copy_from_slice(&write.head);
+        let mut buf = self.batches.take(write.len as usize);
+        let mut end = write.head.len();
+        buf[..end].copy_from_slice(&write.head);
         for (from, bytes) in &write.payload {
             let from = *from as usize;
-            buf[from..from + bytes.len()].copy_from_slice(bytes);
+            buf[end..from].fill(0);
+            end = from + bytes.len();
+            buf[from..end].copy_from_slice(bytes);
         }
+        buf[end..].fill(0);
         let job = self.flash_jobs.insert(FlashJob::LogWrite(write.number)) as u64;
         let op = FileOp::Write { offset: write.at, data: Payload::new(buf), durable: false };
         self.flash.submit(job, &self.cache.file, op);

@@ -58,9 +58,67 @@ impl Spare {
     }
 }
 
+/// Most buffers of batches that are kept: the log has fewer batches under way.
+const BATCHES: usize = 4;
+
+/// Buffers of batches of the write log, which only one has at a time, in sizes of which each holds many.
+#[derive(Debug, Default)]
+pub(super) struct Batches(Vec<AlignedBuf>);
+
+impl Batches {
+    /// A buffer of `len` bytes, whose contents are unspecified.
+    pub(super) fn take(&mut self, len: usize) -> AlignedBuf {
+        let fits = self.0.iter().enumerate().filter(|(_, buf)| buf.capacity() >= len);
+        match fits.min_by_key(|(_, buf)| buf.capacity()).map(|(at, _)| at) {
+            Some(at) => {
+                let mut buf = self.0.swap_remove(at);
+                buf.set_len(len);
+                buf
+            }
+            None => {
+                let mut buf = AlignedBuf::zeroed(len.next_power_of_two());
+                buf.set_len(len);
+                buf
+            }
+        }
+    }
+
+    /// Nobody has it any more. The smallest go.
+    pub(super) fn give(&mut self, buf: AlignedBuf) {
+        self.0.push(buf);
+        if self.0.len() > BATCHES {
+            let least = self.0.iter().enumerate().min_by_key(|(_, buf)| buf.capacity());
+            if let Some(at) = least.map(|(at, _)| at) {
+                self.0.swap_remove(at);
+            }
+        }
+    }
+
+    /// Keeps nothing. Returns how many bytes were kept.
+    pub(super) fn rest(&mut self) -> usize {
+        std::mem::take(&mut self.0).iter().map(AlignedBuf::capacity).sum()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_has_the_smallest_buffer_that_holds_it_and_the_largest_are_kept() {
+        let mut batches = Batches::default();
+        let (small, large) = (batches.take(5000), batches.take(300_000));
+        let places = [small.as_ptr(), large.as_ptr()];
+        batches.give(large);
+        batches.give(small);
+        let again = [batches.take(8192), batches.take(8193)];
+        assert_eq!(again.each_ref().map(|buf| buf.as_ptr()), places);
+        assert_eq!(again.each_ref().map(|buf| buf.len()), [8192, 8193]);
+        again.into_iter().for_each(|buf| batches.give(buf));
+        let more: Vec<AlignedBuf> = (0..4).map(|_| AlignedBuf::zeroed(16384)).collect();
+        more.into_iter().for_each(|buf| batches.give(buf));
+        assert_eq!((batches.rest(), batches.rest()), (3 * 16384 + (512 << 10), 0));
+    }
 
     #[test]
     fn a_buffer_comes_back_when_nobody_has_it() {

@@ -189,6 +189,8 @@ pub struct Queue<H: Host> {
     untold: Vec<(H::Volume, Answer<H>)>,
     /// Reads of the write log under way, under numbers that are used again.
     log_jobs: Vec<Option<LogJob>>,
+    /// The log was given changes that it is to make a batch of when all that came at once have come.
+    gathered: bool,
     /// By volume, what is copied out of the way in the log.
     parking: BTreeMap<u32, Parking<H::Bytes>>,
     /// By volume, what is read for its journal.
@@ -216,6 +218,7 @@ impl<H: Host> Queue<H> {
             unpaid: VecDeque::new(),
             untold: Vec::new(),
             log_jobs: Vec::new(),
+            gathered: false,
             parking: BTreeMap::new(),
             epochs: BTreeMap::new(),
             parts: Vec::new(),
@@ -261,7 +264,7 @@ impl<H: Host> Queue<H> {
 
     /// Whether [`Queue::turn`] has nothing to do.
     pub fn is_settled(&self) -> bool {
-        self.inbox.is_empty()
+        self.inbox.is_empty() && !self.gathered
     }
 
     // ---- what comes ----
@@ -640,11 +643,16 @@ impl<H: Host> Queue<H> {
 
     /// Does what shards have asked for. Returns whether that was anything.
     pub fn turn<N: Node<H>>(&mut self, node: &N, now: Nanos, fx: &mut impl Effects<H>) -> bool {
-        let any = !self.inbox.is_empty();
-        while let Some((id, message)) = self.inbox.pop_front() {
-            self.handle(node, now, fx, id, message);
+        let any = !self.is_settled();
+        loop {
+            while let Some((id, message)) = self.inbox.pop_front() {
+                self.handle(node, now, fx, id, message);
+            }
+            if !std::mem::take(&mut self.gathered) {
+                return any;
+            }
+            self.log_gathered(node, now, fx);
         }
-        any
     }
 
     fn handle<N: Node<H>>(

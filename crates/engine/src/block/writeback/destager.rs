@@ -43,6 +43,15 @@ pub struct Config {
     pub depth: u32,
 }
 
+/// A write to the store of more bytes than this counts as several, where few are to be under way.
+const SHORT: u64 = 16 << 10;
+
+/// As how many short writes each of these counts, on an average.
+fn each(pieces: &[Dirty]) -> u32 {
+    let bytes: u64 = pieces.iter().map(Dirty::memory).sum();
+    u32::try_from(bytes.div_ceil(SHORT * pieces.len().max(1) as u64)).unwrap_or(u32::MAX).max(1)
+}
+
 /// How long it waits after the store has failed: so long at first, then twice as long, up to the second.
 const PAUSE: (Nanos, Nanos) = (Nanos::from_millis(100), Nanos::from_millis(5_000));
 
@@ -97,6 +106,10 @@ pub struct Destager {
     phase: Phase,
     /// Most bytes of a window, for its time.
     limit: u64,
+    /// Most writes of up to [`SHORT`] to the store under way, for now; `None`: there is no such bound.
+    depth: Option<u32>,
+    /// As how many of those each of the window counts.
+    each: u32,
     window: Option<Window>,
     pieces: Vec<Dirty>,
     /// Something of it is left out, since it cannot be read.
@@ -132,6 +145,8 @@ impl Destager {
             config,
             phase: Phase::Idle,
             limit: u64::MAX,
+            depth: None,
+            each: 1,
             window: None,
             pieces: Vec::new(),
             skips: false,
@@ -170,6 +185,17 @@ impl Destager {
     /// Windows are to have no more bytes than this. (Epochs end where they may: their bound is the journal's.)
     pub fn limit(&mut self, bytes: u64) {
         self.limit = bytes;
+    }
+
+    /// From now on no more writes to the store are begun than keep so many under way; one always is. Long ones count as several. What is under way
+    /// ends as it would. `None`: as many as its depth is.
+    pub fn keep_under_way(&mut self, writes: Option<u32>) {
+        self.depth = writes;
+    }
+
+    /// Writes to the store under way at a time, at most.
+    pub fn depth(&self) -> u32 {
+        self.config.depth
     }
 
     /// Most bytes of the next window or epoch.
@@ -294,6 +320,7 @@ impl Destager {
             }
             return;
         };
+        self.each = each(&self.pieces);
         let epoch = self.pieces.iter().map(Dirty::memory).sum();
         self.starved = journaled && !fx.takes(epoch);
         if self.starved {
@@ -363,7 +390,9 @@ impl Destager {
     }
 
     fn tell(&mut self, fx: &mut impl Effects) {
-        while self.told - self.ended < self.config.depth as usize && !self.failed {
+        let short = self.depth.map_or(u32::MAX, |depth| (depth / self.each).max(1));
+        let depth = self.config.depth.min(short) as usize;
+        while self.told - self.ended < depth && !self.failed {
             let Some(&dirty) = self.pieces.get(self.told) else { break };
             if !fx.takes(dirty.memory()) {
                 break;
@@ -474,5 +503,52 @@ impl Destager {
         (self.skips, self.joins, self.anew) = (false, false, false);
         self.pieces.clear();
         self.window.take().map(|window| *window.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::overlay::Overlay;
+    use super::super::volume_log::{Kind, Logged};
+    use super::*;
+
+    #[derive(Default)]
+    struct Told(usize);
+
+    impl Effects for Told {
+        fn store(&mut self, _piece: u32, _dirty: Dirty) {
+            self.0 += 1;
+        }
+        fn flush_store(&mut self) {}
+        fn journal(&mut self, _epoch: u64, _last: u64, _pieces: &[Dirty]) {}
+        fn flush_journal(&mut self) {}
+        fn note(&mut self, _frontier: u64) {}
+    }
+
+    /// Writes to the store under way of a window of forty writes of `len` bytes, while so many are to be, and when that is over and one has ended.
+    fn under_way(len: u64, writes: u32) -> (usize, usize) {
+        let (mut log, mut overlay) = (VolumeLog::new(Order::Any, 0), Overlay::default());
+        for n in 0..40 {
+            let logged = Logged { at: n << 20, len, kind: Kind::Write, batch: 1, place: n << 20 };
+            log.assign(logged, None, &mut overlay);
+            log.answer(&mut overlay);
+        }
+        let config = Config { order: Order::Any, pace: Pace::Async, most: 1 << 30, depth: 32 };
+        let (mut destager, mut told) = (Destager::new(config, 0), Told::default());
+        destager.keep_under_way(Some(writes));
+        destager.step(&log, Nanos(0), 1, (false, false), &mut told);
+        let few = told.0;
+        destager.keep_under_way(None);
+        destager.stored(Nanos(1), Some(1), &mut told);
+        (few, told.0 - 1)
+    }
+
+    #[test]
+    fn long_writes_count_as_several_where_few_are_to_be_under_way_and_one_always_is() {
+        assert_eq!(under_way(4096, 1), (1, 32));
+        assert_eq!(under_way(4096, 8), (8, 32));
+        assert_eq!(under_way(256 << 10, 8), (1, 32));
+        assert_eq!(under_way(64 << 10, 8), (2, 32));
+        assert_eq!(under_way(4096, 64), (32, 32));
     }
 }

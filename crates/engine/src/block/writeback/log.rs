@@ -591,6 +591,12 @@ impl<B: Clone> WriteLog<B> {
 
     /// A part of a client's change comes: it will be answered.
     pub fn append(&mut self, now: Nanos, append: Append<B>, asks: &mut Asks<B>) {
+        self.gather(append, asks);
+        self.gathered(now, asks);
+    }
+
+    /// The same, and others come at once, before [`WriteLog::gathered`]: they are to be one batch.
+    pub fn gather(&mut self, append: Append<B>, asks: &mut Asks<B>) {
         if self.closed.is_some() {
             return self.append_closed(append, asks);
         }
@@ -598,6 +604,13 @@ impl<B: Clone> WriteLog<B> {
             return asks.through.push((append.op, Some(append)));
         }
         self.waiting.push_back(append);
+    }
+
+    /// All have come that came at once.
+    pub fn gathered(&mut self, now: Nanos, asks: &mut Asks<B>) {
+        if self.closed.is_some() {
+            return;
+        }
         self.form(now, asks);
         if !self.waiting.is_empty() && self.writing.is_empty() {
             // There is no room: volumes that would destage later do so now.

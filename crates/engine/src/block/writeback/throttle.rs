@@ -19,6 +19,9 @@ const SPEND: f64 = 60.0;
 /// What was destaged so long ago counts 1/e of what is destaged now, seconds.
 const MEMORY: f64 = 5.0;
 
+/// Clients have been writing as long as the last write was answered less than so long ago.
+const PAUSE: Nanos = Nanos::from_millis(100);
+
 /// How old dirty data of a volume may become: the time since its oldest write was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Age {
@@ -109,6 +112,17 @@ impl Throttle {
         Some(Nanos(self.last.0.saturating_add(wait.0)).max(now.min(self.last)).max(self.last))
     }
 
+    /// Of so many writes to the store at a time, how many destage takes while it is in no hurry. Client and destage share processors, flash and store,
+    /// so below half of the bound destage takes the part of its depth that half of the bound is held: it takes as much as comes where the store can, and
+    /// a burst goes ahead. When clients pause it takes all: `None`.
+    pub fn destages(&self, now: Nanos, held: u64, depth: u32) -> Option<u32> {
+        if now.saturating_sub(self.last) >= PAUSE {
+            return None;
+        }
+        let share = held as f64 / (self.bound as f64 * FREE).max(1.0);
+        Some(((f64::from(depth) * share).ceil() as u32).clamp(1, depth.max(1)))
+    }
+
     /// A write was acknowledged.
     pub fn acknowledged(&mut self, now: Nanos) {
         self.last = self.last.max(now);
@@ -169,6 +183,18 @@ mod tests {
         assert_eq!(throttle.due(Nanos(7), 50 * MIB, 4096), Some(Nanos(7)));
         assert_eq!(throttle.due(Nanos(7), 100 * MIB, 4096), None);
         assert_eq!(throttle.due(Nanos(7), 200 * MIB, 4096), None);
+    }
+
+    #[test]
+    fn while_clients_write_destage_takes_the_part_of_its_depth_that_half_of_the_bound_is_held() {
+        let mut throttle = Throttle::new(100 * MIB, Nanos(0));
+        throttle.acknowledged(seconds(1.0));
+        let at = |held: u64| throttle.destages(seconds(1.05), held * MIB, 64);
+        assert_eq!([0, 1, 10, 25, 50, 90].map(at), [1, 2, 13, 32, 64, 64].map(Some));
+        // They pause.
+        assert_eq!(throttle.destages(seconds(1.1), MIB, 64), None);
+        // There is no bound yet.
+        assert_eq!(Throttle::new(0, seconds(1.0)).destages(seconds(1.0), 0, 64), Some(1));
     }
 
     /// The formula itself, at points worked out by hand.

@@ -122,12 +122,23 @@ impl<H: Host> Queue<H> {
             from += len;
         }
         op.logged = true;
+        self.gathered = true;
         op.pending = appends.len() as u32 + 1;
         self.ops.insert(id, op);
         self.log(node, now, fx, |log, asks| {
-            appends.into_iter().for_each(|append| log.append(now, append, asks));
+            appends.into_iter().for_each(|append| log.gather(append, asks));
         });
         self.step(node, now, fx, id, None);
+    }
+
+    /// What clients have written in this turn becomes a batch, if one may be begun: not each write its own.
+    pub(super) fn log_gathered<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+    ) {
+        self.log(node, now, fx, |log, asks| log.gathered(now, asks));
     }
 
     /// A FLUSH of a volume that writes back: durable on the cache's flash.

@@ -269,9 +269,10 @@ impl<B: Clone> WriteLog<B> {
         asks: &mut Asks<B>,
         f: impl FnOnce(&mut Attached, &mut Takes<'_>),
     ) {
-        let volumes = self.volumes.len();
+        let (volumes, starved) = (self.volumes.len(), self.full);
         let lists = self.lists(attachment);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        volume.makes_way(now, starved);
         let bad = (volume.bad.clone(), lists);
         let mut takes = Takes::new(&mut self.memory, attachment, volumes, bad);
         let idle = volume.destager.is_idle();
@@ -472,6 +473,14 @@ impl Attached {
             _ => hurry,
         };
         (hurry, anywhere)
+    }
+
+    /// While clients write, destage goes as fast as it must.
+    fn makes_way(&mut self, now: Nanos, starved: bool) {
+        let depth = self.destager.depth();
+        let (hurry, _) = self.presses(now, starved);
+        let under_way = self.throttle.destages(now, self.log.held(), depth);
+        self.destager.keep_under_way(under_way.filter(|_| !hurry));
     }
 
     /// Whether epochs are to end at marks alone.
