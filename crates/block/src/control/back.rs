@@ -99,6 +99,8 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         missed_marks: s.missed_marks,
         off_mark: s.off_mark,
         closed: now.closed.clone(),
+        journal_failure: now.journal_failure.clone(),
+        troubles: now.troubles.clone(),
         frontier,
         acknowledged,
         promised,
@@ -117,11 +119,20 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     }
     if back.failures > 0 {
         let times = if back.failures == 1 { "once" } else { "again and again" };
+        let what = match &back.journal_failure {
+            Some(why) => format!("its journal, which fails: {why}"),
+            None => "its store".to_owned(),
+        };
         alarms.push(format!(
-            "volume '{name}': destaging fails ({times}, {} in a row): {left} wait for its store",
+            "volume '{name}': destaging fails ({times}, {} in a row): {left} wait for {what}",
             back.failures
         ));
     }
+    // (What the alarm above says is not said twice.)
+    let said =
+        |trouble: &&String| back.failures > 0 && back.journal_failure.as_ref() == Some(*trouble);
+    let troubles = back.troubles.iter().filter(|trouble| !said(trouble));
+    alarms.extend(troubles.map(|trouble| format!("volume '{name}': {trouble}")));
     if back.bound_bytes > 0 && back.held_bytes as f64 >= NEARLY_FULL * back.bound_bytes as f64 {
         alarms.push(format!(
             "volume '{name}': it holds {} of the {} of the write log that it may: writes are as slow as its store",
@@ -302,6 +313,8 @@ mod tests {
             stored_mark: None,
             last_mark: Some("nightly".into()),
             closed: closed.map(str::to_owned),
+            journal_failure: None,
+            troubles: Vec::new(),
         })
     }
 
@@ -346,6 +359,22 @@ mod tests {
             assert!(alarm.starts_with("volume 'a': "), "{alarm}");
             assert!(words.iter().all(|w| alarm.contains(w)), "{alarm}");
         }
+    }
+
+    #[test]
+    fn where_the_journal_fails_the_alarm_names_it_and_not_the_store() {
+        let why = "journal '/j': no space".to_owned();
+        let mut bad = status(dirty(4096, (4096, 8000), 0.0, 3), None);
+        bad.troubles = vec!["marker '/m' was removed".to_owned(), why.clone()];
+        bad.journal_failure = Some(why);
+        let all = alarms("a", &bad);
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(all[0].contains("wait for its journal, which fails: journal '/j': no space"));
+        assert!(!all[0].contains("store"), "{all:?}");
+        assert_eq!(all[1], "volume 'a': marker '/m' was removed");
+        // It fails while nothing waits for it.
+        bad.failures = 0;
+        assert_eq!(alarms("a", &bad)[1], "volume 'a': journal '/j': no space");
     }
 
     #[test]

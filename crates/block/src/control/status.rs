@@ -264,6 +264,10 @@ pub struct BackVolume {
     pub off_mark: bool,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
+    /// Why its journal fails, if it does: what is dirty waits for that, not for the store.
+    pub journal_failure: Option<String>,
+    /// What is wrong with its marker or journal, or was in the last ten minutes: something has removed them or written over them.
+    pub troubles: Vec<String>,
     /// All writes up to this one are durable in the store.
     pub frontier: u64,
     /// All up to this one are answered.

@@ -2,6 +2,7 @@
 
 mod closing;
 pub mod journal;
+mod kept;
 mod marks;
 pub mod offline;
 mod recover;
@@ -22,7 +23,7 @@ use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Held, Holder};
 use larder_engine::block::writeback::log::WriteLog;
 use larder_format::Uuid;
-use larder_format::block::marker::{MAX_HOST, MarkerState};
+use larder_format::block::marker::MAX_HOST;
 use larder_format::block::superblock::WrittenBack;
 use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
@@ -130,6 +131,10 @@ pub struct BackStatus {
     pub last_mark: Option<String>,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
+    /// Why its journal fails, if it does: what is dirty waits for that, and not for the store.
+    pub journal_failure: Option<String>,
+    /// What is wrong with its marker or its journal, or was not long ago: somebody has removed them or written over them.
+    pub troubles: Vec<String>,
 }
 
 /// Of a volume that is served without a cache.
@@ -160,6 +165,10 @@ pub(super) struct Written {
     pub journal: Option<Journaling>,
     /// Number of its marker.
     pub number: Mutex<u64>,
+    /// That of the last which is known durable.
+    pub durable: AtomicU64,
+    /// What is wrong with it.
+    pub trouble: Mutex<kept::Troubles>,
     /// The frontier that its marker says.
     pub said: AtomicU64,
     /// Up to which record what is dirty was found by a start, and the time that its marker said then.
@@ -251,6 +260,8 @@ impl Core {
             stored_mark: log.stored_mark(written.state.attachment).map(str::to_owned),
             last_mark: log.last_mark(written.state.attachment).map(str::to_owned),
             closed: log.closed().map(str::to_owned),
+            journal_failure: written.journal.as_ref().and_then(Journaling::failure),
+            troubles: self.troubles_of(&written),
         })
     }
 
@@ -295,7 +306,10 @@ impl Core {
         let attachment = written.state.attachment;
         let all = self.drain(back, attachment, go_on);
         call_log(self, None, |log, asks| log.drain(attachment, false, asks));
-        Ok(all)
+        match back.log().is_halted(attachment) && !all {
+            true => Err(fail(&self.troubles_of(&written).join("; "))),
+            false => Ok(all),
+        }
     }
 
     /// Destages all that is logged of a volume by now as fast as can be, until it is in the store or `go_on` says no. What clients write
@@ -312,7 +326,7 @@ impl Core {
                 let there = status.is_some_and(|status| status.positions[0] >= last);
                 let clean = (log.is_clean(attachment) || there)
                     && (log.closed().is_none() || status.is_none());
-                (clean, held, log.stands(attachment))
+                (clean, held, log.stands(attachment) || log.is_halted(attachment))
             };
             if clean {
                 return true;
@@ -427,39 +441,6 @@ impl Core {
                 };
                 self.write_back(&volume, record, cache, wish, None, true).map(|()| true)
             }
-        }
-    }
-
-    /// The marker of a volume says how far its store is, if it writes back and that has changed: what a `recover` can tell of a cache that is
-    /// lost.
-    pub(super) fn refresh_marker(&self, volume: &Attached) {
-        let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
-        let Some(written) = back.written(attachment) else { return };
-        let Some(place) = &written.place else { return };
-        if back.log().closed().is_some() {
-            // It says so itself.
-            return;
-        }
-        // Before it is looked how far the store is: what comes meanwhile is not claimed.
-        let time = unix_nanos();
-        let Some(status) = back.log().status(self.now(), attachment) else { return };
-        let frontier = status.positions[0];
-        let mut number = locked(&written.number);
-        let gone = volume.attachment().is_none() || volume.changing.load(Ordering::SeqCst);
-        if written.said.load(Ordering::Relaxed) == frontier || gone {
-            return;
-        }
-        let state = MarkerState::Dirty;
-        let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
-        let age = || status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
-        marker.time = written.time_of(time, frontier, age);
-        match locked(place).write(&marker) {
-            Ok(()) => {
-                *number += 1;
-                written.said.store(frontier, Ordering::Relaxed);
-                back.log().set_marker(attachment, *number);
-            }
-            Err(error) => tracing::warn!("volume '{}': {error}", volume.name),
         }
     }
 }

@@ -774,7 +774,7 @@ fn where_marks_alone_count_a_recovered_store_is_at_the_mark_that_is_named() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        cache.core().refresh_marker(&cache.core().volume("disk").unwrap());
+        cache.core().look_at_marker(&cache.core().volume("disk").unwrap(), true);
         let files = ["disk", "disk.larder", "disk.larder.journal"];
         let lost = files.map(|name| std::fs::read(dir.path().join(name)).unwrap());
         let status = cache.core().back_status("disk").unwrap();

@@ -5,6 +5,7 @@ mod ends;
 mod failed_log;
 mod hanging;
 mod journaled;
+mod kept;
 mod losses;
 mod refused;
 mod rules;

@@ -155,7 +155,7 @@ impl<B: Clone> WriteLog<B> {
         let durable = self.counts_durable();
         let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
-            if volume.aside {
+            if volume.aside || volume.halted {
                 return;
             }
             let (hurry, anywhere) = volume.presses(now, starved);
