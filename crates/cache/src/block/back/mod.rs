@@ -1,6 +1,8 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+mod before;
 mod closing;
+mod ends;
 pub mod journal;
 mod kept;
 mod marks;
@@ -32,6 +34,7 @@ use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
+pub(super) use before::check;
 pub use journal::JournalAt;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
@@ -285,7 +288,13 @@ impl Core {
         let Some((cache, record)) = found else { return Ok(()) };
         match wish.back {
             Some(_) => self.write_back(&volume, record, cache, wish, None, false),
-            None => check_through((name, store), record.as_ref(), cache, wish),
+            None => {
+                check_through((name, store), record.as_ref(), cache, wish)?;
+                match record.filter(|record| record.holds.may_be_dirty()) {
+                    Some(void) => self.give_up_void(&volume, &void),
+                    None => Ok(()),
+                }
+            }
         }
     }
 
@@ -293,7 +302,7 @@ impl Core {
     /// all of it came there.
     ///
     /// # Errors
-    /// When there is no such volume, or it does not write back.
+    /// When there is no such volume, or its store is somebody else's by now.
     pub fn destage(
         &self,
         name: &str,
@@ -302,7 +311,8 @@ impl Core {
         let fail =
             |reason: &str| CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() };
         self.attached(name)?;
-        let (back, written) = self.back_of(name).ok_or_else(|| fail("it does not write back"))?;
+        // One that writes through has nothing dirty.
+        let Some((back, written)) = self.back_of(name) else { return Ok(true) };
         let attachment = written.state.attachment;
         let all = self.drain(back, attachment, go_on);
         call_log(self, None, |log, asks| log.drain(attachment, false, asks));

@@ -21,6 +21,7 @@ use super::super::attached::Attached;
 use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
+use super::ends::say_void;
 use super::journal::{Journal, JournalAt, Journaling, Of, Taken};
 use super::start::{no_journal, open_journal, read_marker, volume_error};
 use super::{Back, BackConfig, MarkerAt, Written};
@@ -480,7 +481,11 @@ impl<'a> Way<'a> {
         }
         // What it had under another number is void.
         if let Some(before) = holder.before().filter(|before| *before != state.attachment) {
-            back.log().detach(before);
+            let mut log = back.log();
+            let void = log.status(core.now(), before).map_or(0, |status| status.dirty);
+            log.detach(before);
+            drop(log);
+            say_void(&self.volume.name, void);
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
         back.add(Written {

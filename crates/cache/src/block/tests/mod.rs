@@ -6,6 +6,7 @@ mod failed_log;
 mod hanging;
 mod journaled;
 mod kept;
+mod left;
 mod losses;
 mod refused;
 mod rules;
