@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::protocol::{Progress, Refusal, WriteBack};
 use super::status::BackVolume;
 use super::{Control, GoOn, refused};
-use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, order_name};
+use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, check_mark, order_name};
 use crate::cache::{CacheError, Core};
 
 /// Between two words on how far it is.
@@ -33,6 +33,11 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
             ))
         })?;
         back.dirty_max = Some(ByteSize(most));
+        if let Some(log) = cache.write_log_bytes() {
+            back.check_bound(log).map_err(|e| {
+                usage(format!("--dirty-max {}: volume '{name}': {e}", ByteSize(most)))
+            })?;
+        }
     }
     if let Some(age) = &said.dirty_age_max {
         let back = wish.back.as_mut().ok_or_else(|| {
@@ -96,6 +101,8 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         stored_mark: now.stored_mark.clone(),
         last_mark: now.last_mark.clone(),
         waits_for_mark: s.no_mark,
+        large_mark_bytes: s.large_mark.map(|(bytes, _)| bytes),
+        epoch_bytes: s.large_mark.map(|(_, most)| most),
         missed_marks: s.missed_marks,
         off_mark: s.off_mark,
         closed: now.closed.clone(),
@@ -149,7 +156,16 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
             back.oldest_seconds.unwrap_or(0.0)
         ));
     }
-    if back.waits_for_mark {
+    if let (Some(bytes), Some(most), true) =
+        (back.large_mark_bytes, back.epoch_bytes, back.waits_for_mark)
+    {
+        alarms.push(format!(
+            "volume '{name}': {} were written before its next mark, and an epoch takes {} at most, so none can end there and nothing is destaged: \
+             name marks more often, choose on-full=cut, or have all of it brought to the store as it is (larder block flush {name})",
+            ByteSize(bytes),
+            ByteSize(most)
+        ));
+    } else if back.waits_for_mark {
         alarms.push(format!(
             "volume '{name}': nothing is destaged before a mark comes that fits its journal: name one (larder block mark {name} NAME), or have \
              all of it brought to the store as it is (larder block flush {name})"
@@ -204,6 +220,7 @@ impl Control {
 
     /// A consistency point of a volume.
     pub(super) fn mark(&self, volume: &str, name: &str, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        check_mark(name).map_err(|message| Refusal { message, usage: true })?;
         let mut hear = || go_on(Progress::default());
         let sequence = self.cache.mark(volume, name, &mut hear)?.ok_or_else(|| {
             refused(format!("volume '{volume}': the mark was not waited for: it may still come"))
@@ -264,13 +281,15 @@ impl Control {
                 Err(error) => Err(error.to_string()),
                 Ok(done) => Ok(done),
             };
-            let left = cache.back_status(&one.name).map_or(0, |now| now.status.dirty);
+            let now = cache.back_status(&one.name);
+            let left = now.as_ref().map_or(0, |now| now.status.dirty);
             let all_there = done == Ok(true);
             report.push(json!({
                 "volume": one.name,
                 "destaged": all_there,
                 "dirty_bytes": if all_there { 0 } else { left },
                 "trouble": done.err(),
+                "writes_through": now.is_none(),
             }));
         }
         let interrupted = stop.load(Ordering::Relaxed);
@@ -358,6 +377,17 @@ mod tests {
         ]) {
             assert!(alarm.starts_with("volume 'a': "), "{alarm}");
             assert!(words.iter().all(|w| alarm.contains(w)), "{alarm}");
+        }
+    }
+
+    #[test]
+    fn of_a_mark_that_fits_no_epoch_the_alarm_says_so_and_what_to_do() {
+        let large = Some((20 << 20, 16 << 20));
+        let waits = Status { no_mark: true, large_mark: large, ..Status::default() };
+        let all = alarms("a", &status(waits, None));
+        assert_eq!(all.len(), 1, "{all:?}");
+        for words in ["20 MiB were written", "takes 16 MiB at most", "on-full=cut"] {
+            assert!(all[0].contains(words), "{all:?}");
         }
     }
 

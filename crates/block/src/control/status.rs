@@ -258,6 +258,10 @@ pub struct BackVolume {
     pub last_mark: Option<String>,
     /// Nothing is destaged: a consistency point that fits the journal is waited for, and the log fills up or what is dirty ages.
     pub waits_for_mark: bool,
+    /// Bytes before the first mark that waits, if they are more than an epoch takes,
+    pub large_mark_bytes: Option<u64>,
+    /// and how many those are.
+    pub epoch_bytes: Option<u64>,
     /// How often an epoch ended at none since the start, though they are to end at those alone,
     pub missed_marks: u64,
     /// and whether the last one did, so that what the store has is no consistency point.

@@ -36,9 +36,9 @@ pub(in crate::block) fn check(
                 check_through((name, store), record.as_ref(), (sb.uuid, sb.epoch), &wish)?;
             }
             Some(back) => {
-                if sb.write_log.is_none() {
-                    return Err(no_log(name));
-                }
+                let area = sb.write_log.ok_or_else(|| no_log(name))?;
+                let bytes = u64::from(area.segments) * u64::from(area.geometry.bytes());
+                back.check_bound(bytes).map_err(|e| volume_error(name, e))?;
                 back.age().map_err(|e| volume_error(name, e.to_string()))?;
                 if back.is_journaled() {
                     site::site(volume.backing(), &wish.journal, path)

@@ -50,7 +50,7 @@ pub(super) use recover::order_words;
 pub use recover::{RecoverError, RecoverWish, Recovery, recover};
 pub use site::NoJournal;
 pub use view::view;
-pub use words::{BACK, FORM, NotBack, order_name};
+pub use words::{BACK, FORM, LEAST_BOUND, NotBack, check_mark, order_name};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -247,6 +247,11 @@ impl Core {
         let back = self.back.get()?;
         let written = back.written(self.volume(name)?.attachment()?)?;
         Some((back, written))
+    }
+
+    /// Bytes of the write log; `None`: there is none.
+    pub fn write_log_bytes(&self) -> Option<u64> {
+        self.back.get().map(|back| back.log().log_bytes())
     }
 
     /// How a volume that writes back is doing; `None` of others.

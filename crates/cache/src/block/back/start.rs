@@ -392,6 +392,7 @@ impl Core {
         }
         let config = wish.back.clone().unwrap_or_default();
         config.age().map_err(|e| volume_error(name, e.to_string()))?;
+        config.check_bound(back.log().log_bytes()).map_err(|e| volume_error(name, e))?;
         let site = match config.order {
             Order::Journaled(_) => Some(journal_site(self, volume, wish)?),
             _ => None,

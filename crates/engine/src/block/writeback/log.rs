@@ -570,6 +570,11 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
+    /// Bytes of all segments.
+    pub fn log_bytes(&self) -> u64 {
+        u64::from(self.config.segments) * u64::from(self.config.geometry.bytes())
+    }
+
     /// The marker of a volume is durable with this number.
     pub fn set_marker(&mut self, attachment: u32, marker: u64) {
         if let Some(volume) = self.volumes.get_mut(&attachment) {
