@@ -412,3 +412,71 @@ fn journal(text: &str) -> Result<(Option<String>, String), String> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    fn checked(more: &[&str]) -> Result<Writes, CliError> {
+        let said = [
+            "larder",
+            "--cache",
+            "/c",
+            "--listen",
+            "unix:/s",
+            "--control",
+            "/run/l.sock",
+            "--volume",
+            "v=file:/v",
+            "--write",
+            "back:journaled",
+        ];
+        let is = Flags::parse_from(said.iter().chain(more)).settings;
+        is.writes.checked(&is)
+    }
+
+    #[test]
+    fn a_marker_or_journal_in_place_of_socket_cache_or_store_is_refused() {
+        for flag in ["--journal", "--marker"] {
+            for (place, what) in [("/run/l.sock", "control"), ("/c", "the cache"), ("/v", "store")]
+            {
+                let error = checked(&[flag, &format!("v={place}")]).unwrap_err();
+                let text = error.to_string();
+                assert!(matches!(error, CliError::Usage(_)), "{text}");
+                assert!(
+                    text.contains(flag) && text.contains(place) && text.contains(what),
+                    "{text}"
+                );
+            }
+        }
+        assert!(checked(&["--journal", "v=/ssd/j"]).is_ok());
+    }
+
+    #[test]
+    fn a_place_of_an_unknown_scheme_is_refused_with_its_flag() {
+        for flag in ["--journal", "--marker"] {
+            let said = ["larder", "--cache", "/c", "--listen", "unix:/s", flag, "v=http://x"];
+            let error = Flags::try_parse_from(said).err().unwrap().to_string();
+            assert!(error.contains(flag) && error.contains("v=http://x"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bound_that_the_log_does_not_have_is_refused_with_its_flag() {
+        let writes = checked(&["--dirty-max", "v=1g"]).unwrap();
+        assert!(writes.check_log(1 << 30).is_ok());
+        let text = writes.check_log(64 << 20).unwrap_err().to_string();
+        assert!(
+            text.contains("--dirty-max 1 GiB: volume 'v'") && text.contains("64 MiB"),
+            "{text}"
+        );
+    }
+}
