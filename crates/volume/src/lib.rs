@@ -72,7 +72,7 @@ pub use alone::Alone;
 pub use identity::Identity;
 pub use looker::{Looker, is_absent};
 pub use peer::{Likeness, Peer};
-pub use uri::Uri;
+pub use uri::{Uri, path_or_uri};
 
 /// What a store can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

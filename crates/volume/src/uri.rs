@@ -58,7 +58,10 @@ impl FromStr for Uri {
 }
 
 /// Where something beside a store is: a path, or a URI.
-pub(crate) fn path_or_uri(text: &str) -> Result<Uri, String> {
+///
+/// # Errors
+/// What is wrong, and what may be written.
+pub fn path_or_uri(text: &str) -> Result<Uri, String> {
     let schemes = ["file:", "nbd:", "nbd+unix:", "s3:"];
     let is_uri = text.contains("://") || schemes.iter().any(|scheme| text.starts_with(scheme));
     match is_uri {

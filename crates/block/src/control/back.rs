@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::protocol::{Progress, Refusal, WriteBack};
 use super::status::BackVolume;
 use super::{Control, GoOn, refused};
-use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, order_name};
+use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, check_mark, order_name};
 use crate::cache::{CacheError, Core};
 
 /// Between two words on how far it is.
@@ -33,6 +33,11 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
             ))
         })?;
         back.dirty_max = Some(ByteSize(most));
+        if let Some(log) = cache.write_log_bytes() {
+            back.check_bound(log).map_err(|e| {
+                usage(format!("--dirty-max {}: volume '{name}': {e}", ByteSize(most)))
+            })?;
+        }
     }
     if let Some(age) = &said.dirty_age_max {
         let back = wish.back.as_mut().ok_or_else(|| {
@@ -96,12 +101,16 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         stored_mark: now.stored_mark.clone(),
         last_mark: now.last_mark.clone(),
         waits_for_mark: s.no_mark,
+        large_mark_bytes: s.large_mark.map(|(bytes, _)| bytes),
+        epoch_bytes: s.large_mark.map(|(_, most)| most),
         missed_marks: s.missed_marks,
         off_mark: s.off_mark,
         unreadable_bytes: s.unreadable,
         unreadable_stops: s.is_stopped,
         unreadable_joins: s.joins,
         closed: now.closed.clone(),
+        journal_failure: now.journal_failure.clone(),
+        troubles: now.troubles.clone(),
         frontier,
         acknowledged,
         promised,
@@ -120,11 +129,20 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     }
     if back.failures > 0 {
         let times = if back.failures == 1 { "once" } else { "again and again" };
+        let what = match &back.journal_failure {
+            Some(why) => format!("its journal, which fails: {why}"),
+            None => "its store".to_owned(),
+        };
         alarms.push(format!(
-            "volume '{name}': destaging fails ({times}, {} in a row): {left} wait for its store",
+            "volume '{name}': destaging fails ({times}, {} in a row): {left} wait for {what}",
             back.failures
         ));
     }
+    // (What the alarm above says is not said twice.)
+    let said =
+        |trouble: &&String| back.failures > 0 && back.journal_failure.as_ref() == Some(*trouble);
+    let troubles = back.troubles.iter().filter(|trouble| !said(trouble));
+    alarms.extend(troubles.map(|trouble| format!("volume '{name}': {trouble}")));
     if back.bound_bytes > 0 && back.held_bytes as f64 >= NEARLY_FULL * back.bound_bytes as f64 {
         alarms.push(format!(
             "volume '{name}': it holds {} of the {} of the write log that it may: writes are as slow as its store",
@@ -158,7 +176,16 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
              is no image"
         ));
     }
-    if back.waits_for_mark {
+    if let (Some(bytes), Some(most), true) =
+        (back.large_mark_bytes, back.epoch_bytes, back.waits_for_mark)
+    {
+        alarms.push(format!(
+            "volume '{name}': {} were written before its next mark, and an epoch takes {} at most, so none can end there and nothing is destaged: \
+             name marks more often, choose on-full=cut, or have all of it brought to the store as it is (larder block flush {name})",
+            ByteSize(bytes),
+            ByteSize(most)
+        ));
+    } else if back.waits_for_mark {
         alarms.push(format!(
             "volume '{name}': nothing is destaged before a mark comes that fits its journal: name one (larder block mark {name} NAME), or have \
              all of it brought to the store as it is (larder block flush {name})"
@@ -213,6 +240,7 @@ impl Control {
 
     /// A consistency point of a volume.
     pub(super) fn mark(&self, volume: &str, name: &str, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        check_mark(name).map_err(|message| Refusal { message, usage: true })?;
         let mut hear = || go_on(Progress::default());
         let sequence = self.cache.mark(volume, name, &mut hear)?.ok_or_else(|| {
             refused(format!("volume '{volume}': the mark was not waited for: it may still come"))
@@ -273,13 +301,15 @@ impl Control {
                 Err(error) => Err(error.to_string()),
                 Ok(done) => Ok(done),
             };
-            let left = cache.back_status(&one.name).map_or(0, |now| now.status.dirty);
+            let now = cache.back_status(&one.name);
+            let left = now.as_ref().map_or(0, |now| now.status.dirty);
             let all_there = done == Ok(true);
             report.push(json!({
                 "volume": one.name,
                 "destaged": all_there,
                 "dirty_bytes": if all_there { 0 } else { left },
                 "trouble": done.err(),
+                "writes_through": now.is_none(),
             }));
         }
         let interrupted = stop.load(Ordering::Relaxed);
@@ -322,6 +352,8 @@ mod tests {
             stored_mark: None,
             last_mark: Some("nightly".into()),
             closed: closed.map(str::to_owned),
+            journal_failure: None,
+            troubles: Vec::new(),
         })
     }
 
@@ -376,6 +408,33 @@ mod tests {
         assert!(all[0].contains("8 KiB of what was written cannot be read"), "{all:?}");
         assert!(all[0].ends_with("; nothing is destaged before"), "{all:?}");
         assert!(all[1].contains("no image"), "{all:?}");
+    }
+
+    #[test]
+    fn of_a_mark_that_fits_no_epoch_the_alarm_says_so_and_what_to_do() {
+        let large = Some((20 << 20, 16 << 20));
+        let waits = Status { no_mark: true, large_mark: large, ..Status::default() };
+        let all = alarms("a", &status(waits, None));
+        assert_eq!(all.len(), 1, "{all:?}");
+        for words in ["20 MiB were written", "takes 16 MiB at most", "on-full=cut"] {
+            assert!(all[0].contains(words), "{all:?}");
+        }
+    }
+
+    #[test]
+    fn where_the_journal_fails_the_alarm_names_it_and_not_the_store() {
+        let why = "journal '/j': no space".to_owned();
+        let mut bad = status(dirty(4096, (4096, 8000), 0.0, 3), None);
+        bad.troubles = vec!["marker '/m' was removed".to_owned(), why.clone()];
+        bad.journal_failure = Some(why);
+        let all = alarms("a", &bad);
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(all[0].contains("wait for its journal, which fails: journal '/j': no space"));
+        assert!(!all[0].contains("store"), "{all:?}");
+        assert_eq!(all[1], "volume 'a': marker '/m' was removed");
+        // It fails while nothing waits for it.
+        bad.failures = 0;
+        assert_eq!(alarms("a", &bad)[1], "volume 'a': journal '/j': no space");
     }
 
     #[test]

@@ -258,6 +258,10 @@ pub struct BackVolume {
     pub last_mark: Option<String>,
     /// Nothing is destaged: a consistency point that fits the journal is waited for, and the log fills up or what is dirty ages.
     pub waits_for_mark: bool,
+    /// Bytes before the first mark that waits, if they are more than an epoch takes,
+    pub large_mark_bytes: Option<u64>,
+    /// and how many those are.
+    pub epoch_bytes: Option<u64>,
     /// How often an epoch ended at none since the start, though they are to end at those alone,
     pub missed_marks: u64,
     /// and whether the last one did, so that what the store has is no consistency point.
@@ -270,6 +274,10 @@ pub struct BackVolume {
     pub unreadable_joins: bool,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
+    /// Why its journal fails, if it does: what is dirty waits for that, not for the store.
+    pub journal_failure: Option<String>,
+    /// What is wrong with its marker or journal, or was in the last ten minutes: something has removed them or written over them.
+    pub troubles: Vec<String>,
     /// All writes up to this one are durable in the store.
     pub frontier: u64,
     /// All up to this one are answered.

@@ -296,7 +296,7 @@ impl Core {
         };
         if superblock.volumes.iter().any(dirty) {
             return Err(fail(
-                "this cache holds writes of it that its store does not have: attach it, so that they come there, or have its store recovered and \
+                "this cache may hold writes of it that its store does not have: attach it, so that they come there, or have its store recovered and \
                  attach it, which gives them up",
             ));
         }

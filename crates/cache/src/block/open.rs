@@ -583,6 +583,8 @@ fn open_as(
     {
         tracing::warn!("the map of the cache has not all of its room: {error}");
     }
+    // A start that is refused changes nothing.
+    back::check(&config, path, volumes, &sb)?;
     let voided = Voided::find(&config.state_dir, &sb, path);
     let comers = volumes.iter().map(|spec| comer(spec, config.trust_unchanged));
     let comers = comers.collect::<Result<Vec<_>, _>>()?;

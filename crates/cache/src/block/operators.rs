@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use larder_base::ByteSize;
 use larder_engine::block::node::attachment::Step;
 use larder_engine::block::node::operator::steps::{OperatorIo, Waits};
 use larder_engine::block::node::operator::{Ask, NotDone, Operation};
@@ -86,7 +87,19 @@ impl Core {
 
     pub(super) fn no_volume(&self, name: &str) -> CacheError {
         let names: Vec<String> = self.volumes().iter().map(|v| v.name.clone()).collect();
+        let aside = self.put_aside().into_iter().find(|aside| aside.name == name);
         let reason = match names.len() {
+            _ if aside.is_some() => {
+                match aside.and_then(|aside| aside.carried_bytes).filter(|bytes| *bytes > 0) {
+                    Some(bytes) => format!(
+                        "it was put aside with {} that its store does not have: attach it as a volume that writes back, so that they come there",
+                        ByteSize(bytes)
+                    ),
+                    None => {
+                        "it was put aside, and nothing of it is dirty: attach it first".to_owned()
+                    }
+                }
+            }
             0 => "it is not attached; no volume is".to_owned(),
             _ => format!("it is not attached; these are: {}", names.join(", ")),
         };

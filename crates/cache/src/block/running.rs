@@ -45,6 +45,7 @@ impl Running {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        self.cache.end_back();
         self.cache.end_by_hand();
         self.cache.leave_for_log(|inbox| inbox.stop());
         if let Some(thread) = self.thread.take() {

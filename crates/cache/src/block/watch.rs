@@ -18,6 +18,8 @@ use super::{Core, locked};
 
 /// A marker says how far the store of its volume is, as of so long ago at most.
 const MARKER: Nanos = Nanos::from_secs(10);
+/// Marker and journal are looked at so often.
+const LOOK: Nanos = Nanos::from_secs(1);
 /// For one read of a store.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -26,6 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Watch {
     next_look: Nanos,
     next_marker: Nanos,
+    next_refresh: Nanos,
     session: Option<Alone>,
 }
 
@@ -41,9 +44,14 @@ impl Watch {
                 self.next_look = cache.now() + Nanos(watch::LOOK.as_nanos() as u64);
             }
         }
-        if cache.now() >= self.next_marker {
-            cache.refresh_marker(volume);
-            self.next_marker = cache.now() + MARKER;
+        let refresh = cache.now() >= self.next_refresh;
+        if refresh || cache.now() >= self.next_marker {
+            cache.look_at_marker(volume, refresh);
+            cache.look_at_journal(volume);
+            self.next_marker = cache.now() + LOOK;
+            if refresh {
+                self.next_refresh = cache.now() + MARKER;
+            }
         }
         self.meet_wishes(cache, volume);
     }

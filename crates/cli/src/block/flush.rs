@@ -1,6 +1,7 @@
 //! `larder block flush`, and what is said of volumes that write back when one is attached and in a status.
 
 use larder_base::ByteSize;
+use larder_block::cache::back::{BackConfig, LEAST_BOUND, check_mark};
 use larder_block::control::protocol::{Request, WriteBack};
 use larder_block::control::status::VolumeStatus;
 use serde::Deserialize;
@@ -16,6 +17,8 @@ Examples:
   # One volume, for a snapshot of its store:
   larder block flush db
 
+To take a volume to another cache, or its store out of use: `larder block detach`,
+which flushes it and makes its marker clean.
 Ends with 0 if all that was dirty came to the stores, with 1 if something did not.";
 
 /// Brings all that is dirty of volumes that write back to their stores. Ctrl-C ends the waiting, not the destaging
@@ -42,13 +45,7 @@ pub(crate) struct MarkArgs {
 }
 
 pub(crate) fn mark(args: &MarkArgs) -> Result<(), CliError> {
-    let most = 255;
-    if args.name.is_empty() || args.name.len() > most {
-        return Err(CliError::Usage(format!(
-            "the name of a mark has 1 to {most} bytes, and this one has {}",
-            args.name.len()
-        )));
-    }
+    check_mark(&args.name).map_err(CliError::Usage)?;
     let request = Request::Mark { volume: args.volume.clone(), name: args.name.clone() };
     args.daemon.print(&request, |answer| {
         let sequence = answer["sequence"].as_u64().unwrap_or_default();
@@ -64,6 +61,7 @@ struct Flushed {
     destaged: bool,
     dirty_bytes: u64,
     trouble: Option<String>,
+    writes_through: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -86,6 +84,7 @@ fn text(told: &Answer) -> String {
     }
     let line = |one: &Flushed| {
         let what = match (one.destaged, &one.trouble) {
+            (true, _) if one.writes_through => "it writes through: nothing is dirty".to_owned(),
             (true, _) => "all of it is durable in its store".to_owned(),
             (false, None) => format!("{} still to be destaged", ByteSize(one.dirty_bytes)),
             (false, Some(why)) => {
@@ -142,6 +141,10 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
              out with 'through'"
                 .to_owned(),
         ));
+    }
+    if !through && let Err(e) = args.mode.parse::<BackConfig>() {
+        let what = "'through' has it write through";
+        return Err(CliError::Usage(format!("MODE '{}': {e}; {what}", args.mode)));
     }
     let mode = Some(args.mode.clone()).filter(|_| !through);
     let request = Request::Write { volume: args.volume.clone(), back: args.how.said(mode)? };
@@ -205,6 +208,11 @@ impl HowArgs {
 
     /// What the daemon is told, with the mode.
     fn said(&self, write: Option<String>) -> Result<WriteBack, CliError> {
+        if let Some(most) = self.dirty_max.filter(|most| *most < LEAST_BOUND) {
+            return Err(CliError::Usage(format!(
+                "--dirty-max {most}: must be at least {LEAST_BOUND}"
+            )));
+        }
         Ok(WriteBack {
             write,
             dirty_max: self.dirty_max.map(|size| size.0),
@@ -298,11 +306,15 @@ mod tests {
             destaged,
             dirty_bytes,
             trouble: trouble.map(str::to_owned),
+            writes_through: name == "t",
         };
         let none = Answer::default();
         assert!(text(&none).contains("no volume writes back") && outcome(&none).is_ok());
         let all = Answer { volumes: vec![one("a", true, 0, None)], ..Answer::default() };
         assert!(text(&all).contains("a: all of it is durable") && outcome(&all).is_ok());
+        let through = Answer { volumes: vec![one("t", true, 0, None)], ..Answer::default() };
+        assert!(text(&through).contains("t: it writes through: nothing is dirty"));
+        assert!(outcome(&through).is_ok());
         let some = Answer {
             volumes: vec![
                 one("a", true, 0, None),

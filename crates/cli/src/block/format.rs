@@ -47,8 +47,8 @@ pub(crate) struct Args {
     /// Shards, each behind a lock of its own (1 to 64); fewer for a very small cache
     #[arg(long, value_name = "N", default_value_t = defaults::SHARDS)]
     shards: u32,
-    /// Bytes of the write log, which volumes that write back need (`larder block serve --write back:ORDER`), in segments of 8 MiB: at
-    /// least what is written while the stores cannot keep up, and 8 GiB is plenty. Lines have so much less room [default: none]
+    /// Bytes of the write log, which volumes that write back need (`larder block serve --write back:ORDER`), in segments of 8 MiB, 64 MiB at
+    /// least: what is written while the stores cannot keep up, a few GiB for bursts of seconds, more for minutes. Lines have so much less room [default: none]
     #[arg(long, value_name = "SIZE")]
     write_log: Option<ByteSize>,
     /// Go on though something is on it already: that is lost
@@ -140,6 +140,7 @@ pub(super) fn failed(error: CacheError) -> CliError {
             "name a place for its journal (a file, a block device, or an export of its own), or choose ordered",
             "name one with --journal NAME=PLACE, or choose --write NAME=back:ordered",
         )
+        .replace("make it larger, or name another place", "make it larger, or name another place with --journal NAME=PLACE")
         .replace("say that the journal may be local", "say --journal-local")
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")

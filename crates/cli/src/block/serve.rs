@@ -166,6 +166,9 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         defaults::check_making(&making, layout.placement())
             .map_err(|e| usage(&format!("--{} {}: {e}", e.what, e.value)))?;
     }
+    if let (Ok(_), Ok(Some(area))) = (&found, open::write_log_of(&args.cache)) {
+        writes.check_log(u64::from(area.segments) * u64::from(area.geometry.bytes()))?;
+    }
     if let Ok((layout, size)) = &found {
         // A sparse file seems to be larger than it will be.
         let most = layout.capacity() * u64::from(layout.line);

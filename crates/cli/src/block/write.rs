@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
 
 use larder_base::ByteSize;
-use larder_block::cache::back::{Age, BACK, BackConfig, JournalAt, MarkerAt};
+use larder_block::backing::{Uri, path_or_uri};
+use larder_block::cache::back::{Age, BACK, BackConfig, JournalAt, LEAST_BOUND, MarkerAt};
 use larder_engine::block::WriteMode;
 use larder_engine::block::node::defaults;
 
 use super::settings::Settings;
 use crate::error::CliError;
-
-/// Less of the log is not worth having: a batch of it may be as long.
-const LEAST_DIRTY: ByteSize = ByteSize::mib(1);
 
 /// Flags of writes.
 #[derive(Clone, Debug, clap::Args)]
@@ -28,7 +27,8 @@ pub(crate) struct WriteArgs {
     #[arg(long, value_name = "[NAME=]MODE", value_parser = write, default_value = defaults::WRITE.as_str(), help_heading = "Cache")]
     write: Vec<WriteSaid>,
     /// What volumes that write back may hold of the write log, each or one of them; above half of it writes are slowed down to what
-    /// the store takes. May be given several times [default: an equal share of four fifths of the log, at most 4 GiB]
+    /// the store takes. May be given several times [default: an equal share of four fifths of the log without its
+    /// reserve of two segments and one for each volume, at most 4 GiB]
     #[arg(long, value_name = "[NAME=]SIZE", value_parser = dirty_max, help_heading = "Cache")]
     dirty_max: Vec<(Option<String>, ByteSize)>,
     /// How old what is dirty may become, in seconds, of all volumes that write back or one of them: as this is neared it is destaged whatever
@@ -81,7 +81,46 @@ fn usage(text: String) -> CliError {
     CliError::Usage(text)
 }
 
+impl Writes {
+    /// Whether volumes may hold what they are to hold of a log of so many bytes.
+    pub(super) fn check_log(&self, log: u64) -> Result<(), CliError> {
+        let named = self.back.iter().map(|(name, back)| (format!("volume '{name}': "), back));
+        let all = self.back_by_default.iter().map(|back| (String::new(), back));
+        for (of, back) in named.chain(all) {
+            let most = back.dirty_max.unwrap_or_default();
+            back.check_bound(log).map_err(|e| usage(format!("--dirty-max {most}: {of}{e}")))?;
+        }
+        Ok(())
+    }
+}
+
 impl WriteArgs {
+    /// A marker or journal is none of the files that the daemon has for something else.
+    fn not_ours(&self, args: &Settings) -> Result<(), CliError> {
+        let markers = self.markers.iter().map(|(_, place)| ("--marker", place));
+        let journals = self.journals.iter().map(|(_, place)| ("--journal", place));
+        let dir = super::serve::state_dir(args.state_dir.as_ref());
+        let control = args.control.clone();
+        let control = control.unwrap_or_else(|| super::control::default_socket(&dir));
+        let mut ours = vec![
+            (control, "the control socket of this daemon".to_owned()),
+            (args.cache.clone(), "the cache".to_owned()),
+        ];
+        for (name, uri) in &args.volumes {
+            if let Uri::File { path } = uri {
+                ours.push((path.clone(), format!("the store of volume '{name}'")));
+            }
+        }
+        for (flag, place) in markers.chain(journals) {
+            let Ok(Uri::File { path }) = path_or_uri(place) else { continue };
+            let is = |other: &(PathBuf, String)| whole(&other.0) == whole(&path);
+            if let Some((_, what)) = ours.iter().find(|other| is(other)) {
+                return Err(usage(format!("{flag} '{place}': is {what}: name another place")));
+            }
+        }
+        Ok(())
+    }
+
     /// What is to be done with the volumes of `args`.
     pub(super) fn checked(&self, args: &Settings) -> Result<Writes, CliError> {
         let mut writes = self.modes(args)?;
@@ -94,6 +133,7 @@ impl WriteArgs {
             back.age().map(drop).map_err(|e| e.to_string())
         })?;
         self.places(&mut writes, args)?;
+        self.not_ours(args)?;
         let backs = writes.back_by_default.is_some() || !writes.back.is_empty();
         if let Some(file) = args.recording.record.as_ref().filter(|_| backs) {
             return Err(usage(format!(
@@ -326,15 +366,32 @@ fn dirty_max(text: &str) -> Result<(Option<String>, ByteSize), String> {
         None => (None, text),
     };
     let size: ByteSize = size.parse().map_err(|e: larder_base::ParseSizeError| e.to_string())?;
-    if size < LEAST_DIRTY {
-        return Err(format!("must be at least {LEAST_DIRTY}"));
+    if size < LEAST_BOUND {
+        return Err(format!("must be at least {LEAST_BOUND}"));
     }
     Ok((name, size))
 }
 
+/// A path without links, as far as it is there.
+fn whole(path: &Path) -> PathBuf {
+    let here = || {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Some(dir.canonicalize().ok()?.join(path.file_name()?))
+    };
+    path.canonicalize().ok().or_else(here).unwrap_or_else(|| path.to_owned())
+}
+
+/// Whether a path or URI can be meant.
+fn is_place(place: &str) -> Result<(), String> {
+    path_or_uri(place).map(drop)
+}
+
 fn marker(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((name, place)) if !place.is_empty() => Ok((name.to_owned(), place.to_owned())),
+        Some((name, place)) if !place.is_empty() => {
+            is_place(place)?;
+            Ok((name.to_owned(), place.to_owned()))
+        }
         _ => Err(format!(
             "'{text}' is no volume's marker: write NAME=PLACE, as in disk=/var/lib/larder/disk.marker"
         )),
@@ -349,9 +406,77 @@ fn journal(text: &str) -> Result<(Option<String>, String), String> {
         _ => (None, text),
     };
     match place.is_empty() {
-        false => Ok((name, place.to_owned())),
+        false => is_place(place).map(|()| (name, place.to_owned())),
         true => Err(format!(
             "'{text}' is no volume's journal: write PLACE or NAME=PLACE, as in disk=/ssd/disk.journal"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    fn checked(more: &[&str]) -> Result<Writes, CliError> {
+        let said = [
+            "larder",
+            "--cache",
+            "/c",
+            "--listen",
+            "unix:/s",
+            "--control",
+            "/run/l.sock",
+            "--volume",
+            "v=file:/v",
+            "--write",
+            "back:journaled",
+        ];
+        let is = Flags::parse_from(said.iter().chain(more)).settings;
+        is.writes.checked(&is)
+    }
+
+    #[test]
+    fn a_marker_or_journal_in_place_of_socket_cache_or_store_is_refused() {
+        for flag in ["--journal", "--marker"] {
+            for (place, what) in [("/run/l.sock", "control"), ("/c", "the cache"), ("/v", "store")]
+            {
+                let error = checked(&[flag, &format!("v={place}")]).unwrap_err();
+                let text = error.to_string();
+                assert!(matches!(error, CliError::Usage(_)), "{text}");
+                assert!(
+                    text.contains(flag) && text.contains(place) && text.contains(what),
+                    "{text}"
+                );
+            }
+        }
+        assert!(checked(&["--journal", "v=/ssd/j"]).is_ok());
+    }
+
+    #[test]
+    fn a_place_of_an_unknown_scheme_is_refused_with_its_flag() {
+        for flag in ["--journal", "--marker"] {
+            let said = ["larder", "--cache", "/c", "--listen", "unix:/s", flag, "v=http://x"];
+            let error = Flags::try_parse_from(said).err().unwrap().to_string();
+            assert!(error.contains(flag) && error.contains("v=http://x"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bound_that_the_log_does_not_have_is_refused_with_its_flag() {
+        let writes = checked(&["--dirty-max", "v=1g"]).unwrap();
+        assert!(writes.check_log(1 << 30).is_ok());
+        let text = writes.check_log(64 << 20).unwrap_err().to_string();
+        assert!(
+            text.contains("--dirty-max 1 GiB: volume 'v'") && text.contains("64 MiB"),
+            "{text}"
+        );
     }
 }

@@ -152,6 +152,13 @@ pub trait JournalPlace: Send {
     /// [`JournalError`].
     fn head(&mut self) -> Result<Head, JournalError>;
 
+    /// What the head is now, durable or not, while the place is used: [`JournalError::Absent`] where what is open is not what its name leads
+    /// to any more.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    fn look(&mut self) -> Result<Head, JournalError>;
+
     /// Replaces the head, durably. Where there was none the parts are made empty first.
     ///
     /// # Errors

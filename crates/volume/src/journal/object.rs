@@ -171,6 +171,13 @@ impl JournalPlace for ObjectPlace {
         }
     }
 
+    fn look(&mut self) -> Result<Head, JournalError> {
+        let tag = self.tag.clone();
+        let head = self.head();
+        self.tag = tag;
+        head
+    }
+
     fn set_head(&mut self, head: &Marker) -> Result<(), JournalError> {
         let at = below(&self.prefix, HEAD);
         let put = self.requests.put_record(&at, head.encode(), self.tag.as_deref());

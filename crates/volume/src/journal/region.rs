@@ -63,6 +63,10 @@ impl RegionPlace {
             match (path.exists(), for_use) {
                 (true, Use::Make) if path.metadata().is_ok_and(|m| m.is_file()) => {
                     is_ours(&name, path)?;
+                    if path.metadata().is_ok_and(|m| m.len() == 0) {
+                        // (As a store it could not be opened.)
+                        fill(path).map_err(|e| open(plain(&e)))?;
+                    }
                 }
                 (false, Use::Make) => make(path).map_err(|e| open(plain(&e)))?,
                 (false, _) => return Err(JournalError::Absent { place: name }),
@@ -185,11 +189,8 @@ impl Region for RegionPlace {
     }
 }
 
-impl JournalPlace for RegionPlace {
-    fn head(&mut self) -> Result<Head, JournalError> {
-        if self.for_use != Use::Look {
-            self.flush()?;
-        }
+impl RegionPlace {
+    fn read_head(&mut self) -> Result<Head, JournalError> {
         let bytes = self.read_at(0, 2 * COPY_BYTES)?;
         let copies = [bytes[..COPY_BYTES].to_vec(), bytes[COPY_BYTES..].to_vec()];
         self.first = None;
@@ -209,6 +210,31 @@ impl JournalPlace for RegionPlace {
             }),
             Err(why) => Err(self.failed(why)),
         }
+    }
+}
+
+impl JournalPlace for RegionPlace {
+    fn head(&mut self) -> Result<Head, JournalError> {
+        if self.for_use != Use::Look {
+            self.flush()?;
+        }
+        self.read_head()
+    }
+
+    fn look(&mut self) -> Result<Head, JournalError> {
+        if let Some(image) = self.backing.image() {
+            if !image.is_at(image.path()) {
+                return Err(JournalError::Absent { place: self.name.clone() });
+            }
+            let cut = !image.is_device() && image.bytes().is_ok_and(|bytes| bytes < REGION);
+            if cut {
+                return Ok(Head::Damaged);
+            }
+        }
+        let first = self.first;
+        let head = self.read_head();
+        self.first = first;
+        head
     }
 
     fn set_head(&mut self, head: &Marker) -> Result<(), JournalError> {

@@ -220,6 +220,19 @@ impl FileMedium {
         })
     }
 
+    /// What is at its name, made durable first if that is said.
+    fn copies(&mut self, durable: bool) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError> {
+        let Some(held) = self.hold()? else { return Ok(None) };
+        let read = held.file.try_clone().and_then(|file| {
+            if durable {
+                file.sync_data()?;
+            }
+            read_from_start(&file, PLACE_BYTES)
+        });
+        let bytes = read.map_err(|e| self.failed("it cannot be read", e))?;
+        Ok(Some(split(&bytes)))
+    }
+
     fn must_hold(&self) -> Result<&Held, MarkerIoError> {
         self.held
             .as_ref()
@@ -359,18 +372,13 @@ fn mount_of(file: impl AsFd) -> Option<u64> {
 
 impl Medium for FileMedium {
     fn load(&mut self) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError> {
-        let look = self.look;
-        let Some(held) = self.hold()? else { return Ok(None) };
-        let file = held.file.try_clone();
-        let read = file.and_then(|file| {
-            if !look {
-                // What a killed process has left to the kernel may not be on the disk.
-                file.sync_data()?;
-            }
-            read_from_start(&file, PLACE_BYTES)
-        });
-        let bytes = read.map_err(|e| self.failed("it cannot be read", e))?;
-        Ok(Some(split(&bytes)))
+        // What a killed process has left to the kernel may not be on the disk.
+        let durable = !self.look;
+        self.copies(durable)
+    }
+
+    fn glance(&mut self) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError> {
+        self.copies(false)
     }
 
     fn create(&mut self, first: usize, bytes: &[u8]) -> Result<(), MarkerIoError> {

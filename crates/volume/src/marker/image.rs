@@ -79,6 +79,11 @@ impl Image {
             || self.device && found.file_type().is_block_device() && stat.st_rdev == found.rdev()
     }
 
+    /// Bytes of the open file.
+    pub(crate) fn bytes(&self) -> io::Result<u64> {
+        Ok(self.stat()?.st_size.try_into().unwrap_or(0))
+    }
+
     pub(super) fn stat(&self) -> io::Result<Stat> {
         Ok(rustix::fs::fstat(&self.file)?)
     }

@@ -172,6 +172,12 @@ pub trait MarkerPlace: Send {
     /// [`MarkerIoError`]: also if what is there is no marker.
     fn read(&mut self) -> Result<Found, MarkerIoError>;
 
+    /// Looks what is there now, while it is held: what the next write may follow stays what it was, and nothing is made durable.
+    ///
+    /// # Errors
+    /// As [`MarkerPlace::read`].
+    fn look(&mut self) -> Result<Found, MarkerIoError>;
+
     /// Writes a marker, durable when this returns; its number is higher than that of the one that is there. If it fails, the one
     /// before or this one is there, never neither; the next one tried has a higher number again.
     ///

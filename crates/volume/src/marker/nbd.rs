@@ -101,6 +101,10 @@ impl Medium for NbdMedium {
         if !self.look {
             self.ask(Op::Flush)?;
         }
+        self.glance()
+    }
+
+    fn glance(&mut self) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError> {
         let read = Op::Read { offset: 0, buf: AlignedBuf::zeroed(PLACE_BYTES) };
         let copies = match self.ask(read)? {
             Op::Read { buf, .. } => split(&buf),

@@ -18,6 +18,11 @@ pub(super) trait Medium: Send {
     /// what there is of them. `None`: nothing.
     fn load(&mut self) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError>;
 
+    /// The same of what is there now, durable or not.
+    fn glance(&mut self) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError> {
+        self.load()
+    }
+
     /// Where nothing was found: both copies, the one of that number first. Durable when it returns.
     fn create(&mut self, first: usize, bytes: &[u8]) -> Result<(), MarkerIoError>;
 
@@ -93,10 +98,13 @@ impl<M: Medium> Place<M> {
         &mut self.medium
     }
 
-    fn look(&mut self) -> Result<Looked, MarkerIoError> {
+    fn look_by(
+        &mut self,
+        load: impl Fn(&mut M) -> Result<Option<[Vec<u8>; 2]>, MarkerIoError>,
+    ) -> Result<Looked, MarkerIoError> {
         let mut looks = 0;
         loop {
-            let Some([a, b]) = self.medium.load()? else {
+            let Some([a, b]) = load(&mut self.medium)? else {
                 return Ok(Looked { state: State::Absent, first: None, is_there: false });
             };
             let (state, first) = match marker::choose(&a, &b) {
@@ -128,6 +136,14 @@ impl<M: Medium> Place<M> {
         }
     }
 
+    fn found(&mut self, state: &State) -> Result<Found, MarkerIoError> {
+        Ok(match state {
+            State::Absent => Found::Absent { was: self.medium.was()? },
+            State::Damaged => Found::Damaged,
+            State::There(marker) => Found::There(marker.clone()),
+        })
+    }
+
     /// Looks again, and whether that is what a write may follow.
     fn look_again(&mut self) -> Result<Looked, MarkerIoError> {
         let place = || self.medium.name();
@@ -137,7 +153,7 @@ impl<M: Medium> Place<M> {
         let Some(seen) = self.seen.clone() else {
             return Err(MarkerIoError::Unread { place: place() });
         };
-        let looked = self.look()?;
+        let looked = self.look_by(M::load)?;
         let is_tried =
             matches!(&looked.state, State::There(there) if self.tried.as_ref() == Some(there));
         if looked.state != seen && !is_tried {
@@ -152,15 +168,16 @@ impl<M: Medium> Place<M> {
 impl<M: Medium> MarkerPlace for Place<M> {
     fn read(&mut self) -> Result<Found, MarkerIoError> {
         self.seen = None;
-        let looked = self.look()?;
+        let looked = self.look_by(M::load)?;
         self.tried = None;
-        let found = match &looked.state {
-            State::Absent => Found::Absent { was: self.medium.was()? },
-            State::Damaged => Found::Damaged,
-            State::There(marker) => Found::There(marker.clone()),
-        };
+        let found = self.found(&looked.state)?;
         self.seen = Some(looked.state);
         Ok(found)
+    }
+
+    fn look(&mut self) -> Result<Found, MarkerIoError> {
+        let looked = self.look_by(M::glance)?;
+        self.found(&looked.state)
     }
 
     fn write(&mut self, marker: &Marker) -> Result<(), MarkerIoError> {

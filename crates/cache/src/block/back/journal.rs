@@ -8,11 +8,12 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use larder_base::Nanos;
 use larder_engine::block::OpId;
 use larder_engine::block::PartKind;
 use larder_engine::block::node::calls::{Message, OP_BITS, send};
@@ -30,7 +31,9 @@ use larder_volume::journal::{EpochName, Head, JournalError, JournalPlace, Part, 
 use larder_volume::op::{Op, Outcome};
 use larder_volume::{Alone, Backing, Timeouts};
 
-use super::super::Core;
+use super::super::attached::Attached;
+use super::super::{Core, locked};
+use super::kept::Troubles;
 
 /// One request to a store when a journal is applied is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -178,6 +181,14 @@ impl Journal {
             }
         };
         Ok(Journal { place, head })
+    }
+
+    /// The same at a place that was lost while it was used as `head` says: what is damaged there is written over.
+    fn again(mut place: Box<dyn JournalPlace>, head: &Marker) -> Result<Journal, JournalError> {
+        match place.head()? {
+            Head::Damaged => Ok(Journal { place, head: None }),
+            _ => Journal::over(place, head.volume),
+        }
     }
 
     /// Where it is, for people.
@@ -434,12 +445,15 @@ fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
 enum Work {
     Write(Named, Vec<JournalPart<Payload>>),
     Flush,
+    /// It is to be looked whether it is still there; nothing is on its way if that is said.
+    Look(bool),
 }
 
 /// A journal with its thread. It ends when this goes, and lets go of its place.
 pub(in crate::block) struct Journaling {
     work: Option<Sender<Work>>,
     thread: JoinHandle<()>,
+    trouble: Arc<Mutex<Troubles>>,
 }
 
 impl Drop for Journaling {
@@ -465,14 +479,22 @@ impl Journaling {
         core: Weak<Core>,
         attachment: u32,
         of: Of,
-        mut journal: Journal,
+        (site, mut journal): (Option<Site>, Journal),
     ) -> io::Result<Journaling> {
         let (work, asked) = channel();
         journal.place.rest();
+        let trouble = Arc::<Mutex<Troubles>>::default();
+        let mut kept = Kept {
+            of,
+            site,
+            head: journal.head.clone(),
+            journal: Some(journal),
+            trouble: trouble.clone(),
+        };
         let thread = std::thread::Builder::new()
             .name("block-journal".into())
-            .spawn(move || run(&core, attachment, of, &mut journal, &asked))?;
-        Ok(Journaling { work: Some(work), thread })
+            .spawn(move || run(&core, attachment, &mut kept, &asked))?;
+        Ok(Journaling { work: Some(work), thread, trouble })
     }
 
     pub(in crate::block) fn write(
@@ -487,21 +509,150 @@ impl Journaling {
         self.ask(Work::Flush);
     }
 
+    /// It is looked at.
+    pub(super) fn look(&self, idle: bool) {
+        self.ask(Work::Look(idle));
+    }
+
+    /// Why it fails, if it does.
+    pub(super) fn failure(&self) -> Option<String> {
+        locked(&self.trouble).failing().map(str::to_owned)
+    }
+
+    /// What is to be told of it now.
+    pub(super) fn told(&self, now: Nanos) -> Option<String> {
+        locked(&self.trouble).told(now).map(str::to_owned)
+    }
+
     fn ask(&self, work: Work) {
         // Where the thread has ended nothing is journaled any more, and the destage stands.
         let _ = self.work.as_ref().map(|to| to.send(work));
     }
 }
 
-fn run(core: &Weak<Core>, attachment: u32, of: Of, journal: &mut Journal, asked: &Receiver<Work>) {
-    while let Ok(work) = asked.recv() {
-        let (flushed, done) = match work {
-            Work::Write(named, parts) => (false, journal.write(of, named, &parts)),
-            Work::Flush => (true, journal.place.flush()),
-        };
-        if let Err(error) = &done {
-            tracing::error!("{error}");
+impl Core {
+    /// The journal of a volume is looked at, if it has one.
+    pub(in crate::block) fn look_at_journal(&self, volume: &Attached) {
+        let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
+        let Some(written) = back.written(attachment) else { return };
+        if let Some(journal) = &written.journal {
+            // All of an epoch is in the store durably when nothing is on its way: an empty journal is as good.
+            journal.look(back.log().is_clean(attachment));
         }
+    }
+}
+
+/// A journal that is written, and is to be where its name leads to.
+struct Kept {
+    of: Of,
+    site: Option<Site>,
+    head: Option<Box<Marker>>,
+    /// Open; if not, it could not be made anew.
+    journal: Option<Journal>,
+    trouble: Arc<Mutex<Troubles>>,
+}
+
+/// What a journal is found to be.
+enum Look {
+    Own,
+    /// It is not there, or holds nothing: it is made anew.
+    Lost(&'static str),
+}
+
+impl Kept {
+    fn look(&mut self) -> Result<Look, JournalError> {
+        let Some(journal) = &mut self.journal else { return Ok(Look::Lost("was removed")) };
+        let of = self.of;
+        match journal.place.look() {
+            Ok(Head::None) => Ok(Look::Lost("was emptied")),
+            Ok(Head::Damaged) => Ok(Look::Lost("was damaged")),
+            Err(JournalError::Absent { .. }) => Ok(Look::Lost("was removed")),
+            Ok(Head::Of(head)) if head.volume != of.volume => Err(JournalError::Foreign {
+                place: journal.describe(),
+                volume: head.volume,
+                host: head.host,
+            }),
+            Ok(Head::Of(head)) => {
+                match (head.cache, head.generation) == (of.cache, of.generation) {
+                    true => Ok(Look::Own),
+                    false => Err(JournalError::Failed {
+                        place: journal.describe(),
+                        reason: format!(
+                            "it is that of cache {} on host '{}' now, generation {}",
+                            head.cache, head.host, head.generation
+                        ),
+                    }),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// It is there, made anew if it was not. `doubt`: the store may be between two epochs until one behind that is whole.
+    fn keep(&mut self, now: Nanos, doubt: Option<u64>) -> Result<(), JournalError> {
+        let Look::Lost(how) = self.look()? else { return Ok(()) };
+        let (Some(site), Some(head)) = (&self.site, &self.head) else { return Ok(()) };
+        // What is open has its lock.
+        self.journal = None;
+        let place = site.open(Use::Make, Timeouts::default())?;
+        let mut journal = Journal::again(place, head)?;
+        journal.claim(head, doubt)?;
+        journal.place.rest();
+        let what = format!(
+            "{} {how} while the volume is served, and was made anew: see what does that; without it a store whose cache is lost cannot be recovered",
+            journal.describe()
+        );
+        self.journal = Some(journal);
+        tracing::warn!("{what}");
+        locked(&self.trouble).is(&what, Some(now));
+        Ok(())
+    }
+
+    fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
+        match work {
+            Work::Write(named, parts) => {
+                // Of the epoch before, or of this one, which is written once more, all may be on its way.
+                self.keep(now, Some(named.0.saturating_sub(1)))?;
+                self.journal.as_mut().map_or(Ok(()), |j| j.write(self.of, named, &parts))
+            }
+            Work::Flush => {
+                self.journal.as_mut().map_or(Ok(()), |journal| journal.place.flush())?;
+                match self.look()? {
+                    Look::Own => Ok(()),
+                    Look::Lost(how) => {
+                        let place = self.journal.as_ref().map(Journal::describe);
+                        let reason = format!("it {how}");
+                        Err(JournalError::Failed { place: place.unwrap_or_default(), reason })
+                    }
+                }
+            }
+            Work::Look(true) => self.keep(now, None),
+            Work::Look(false) => self.look().map(drop),
+        }
+    }
+}
+
+fn run(core: &Weak<Core>, attachment: u32, kept: &mut Kept, asked: &Receiver<Work>) {
+    while let Ok(work) = asked.recv() {
+        let of = match work {
+            Work::Write(..) => Some(false),
+            Work::Flush => Some(true),
+            Work::Look(_) => None,
+        };
+        let now = core.upgrade().map_or(Nanos(0), |core| core.now());
+        // What is written and not durable, or is there and could not be written, does not show that it works.
+        let shows = matches!(work, Work::Flush | Work::Look(true));
+        let done = kept.do_work(now, work);
+        match &done {
+            Ok(()) if shows => locked(&kept.trouble).none(),
+            Ok(()) => {}
+            Err(error) => {
+                if locked(&kept.trouble).is(&error.to_string(), None) {
+                    tracing::error!("{error}");
+                }
+            }
+        }
+        let Some(flushed) = of else { continue };
         let Some(core) = core.upgrade() else { return };
         let thread = core.destages(attachment) as u64;
         let message = Message::Journal { attachment, flushed, done: done.is_ok() };

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::log::MarkState;
-use larder_format::block::write_log::record::MAX_MARK;
 use larder_runtime::{AlignedBuf, Device as _, Payload};
 
 use super::super::Core;
@@ -21,7 +20,7 @@ impl Core {
     /// nothing, and the mark may still come; else its sequence.
     ///
     /// # Errors
-    /// When there is no such volume, it does not write back, the name is not of 1 to 255 bytes, or the log fails.
+    /// When there is no such volume, it does not write back, [`check_mark`](super::check_mark) refuses the name, or the log fails.
     pub fn mark(
         &self,
         name: &str,
@@ -29,12 +28,7 @@ impl Core {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, CacheError> {
         let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
-        if mark.is_empty() || mark.len() > MAX_MARK {
-            return Err(fail(format!(
-                "the name of a mark has 1 to {MAX_MARK} bytes, and this one has {}",
-                mark.len()
-            )));
-        }
+        super::check_mark(mark).map_err(fail)?;
         self.attached(name)?;
         let (back, written) = self.back_of(name).ok_or_else(|| {
             fail(

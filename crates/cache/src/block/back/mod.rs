@@ -1,7 +1,10 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+mod before;
 mod closing;
+mod ends;
 pub mod journal;
+mod kept;
 mod marks;
 pub mod offline;
 mod recover;
@@ -22,7 +25,7 @@ use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Held, Holder};
 use larder_engine::block::writeback::log::WriteLog;
 use larder_format::Uuid;
-use larder_format::block::marker::{MAX_HOST, MarkerState};
+use larder_format::block::marker::MAX_HOST;
 use larder_format::block::superblock::WrittenBack;
 use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
@@ -31,6 +34,7 @@ use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
+pub(super) use before::check;
 pub use journal::JournalAt;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
@@ -46,7 +50,7 @@ pub(super) use recover::order_words;
 pub use recover::{RecoverError, RecoverWish, Recovery, recover};
 pub use site::NoJournal;
 pub use view::view;
-pub use words::{BACK, FORM, NotBack, order_name};
+pub use words::{BACK, FORM, LEAST_BOUND, NotBack, check_mark, order_name};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -130,6 +134,10 @@ pub struct BackStatus {
     pub last_mark: Option<String>,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
+    /// Why its journal fails, if it does: what is dirty waits for that, and not for the store.
+    pub journal_failure: Option<String>,
+    /// What is wrong with its marker or its journal, or was not long ago: somebody has removed them or written over them.
+    pub troubles: Vec<String>,
 }
 
 /// Of a volume that is served without a cache.
@@ -160,6 +168,10 @@ pub(super) struct Written {
     pub journal: Option<Journaling>,
     /// Number of its marker.
     pub number: Mutex<u64>,
+    /// That of the last which is known durable.
+    pub durable: AtomicU64,
+    /// What is wrong with it.
+    pub trouble: Mutex<kept::Troubles>,
     /// The frontier that its marker says.
     pub said: AtomicU64,
     /// Up to which record what is dirty was found by a start, and the time that its marker said then.
@@ -237,6 +249,11 @@ impl Core {
         Some((back, written))
     }
 
+    /// Bytes of the write log; `None`: there is none.
+    pub fn write_log_bytes(&self) -> Option<u64> {
+        self.back.get().map(|back| back.log().log_bytes())
+    }
+
     /// How a volume that writes back is doing; `None` of others.
     pub fn back_status(&self, name: &str) -> Option<BackStatus> {
         let (back, written) = self.back_of(name)?;
@@ -251,6 +268,8 @@ impl Core {
             stored_mark: log.stored_mark(written.state.attachment).map(str::to_owned),
             last_mark: log.last_mark(written.state.attachment).map(str::to_owned),
             closed: log.closed().map(str::to_owned),
+            journal_failure: written.journal.as_ref().and_then(Journaling::failure),
+            troubles: self.troubles_of(&written),
         })
     }
 
@@ -274,7 +293,13 @@ impl Core {
         let Some((cache, record)) = found else { return Ok(()) };
         match wish.back {
             Some(_) => self.write_back(&volume, record, cache, wish, None, false),
-            None => check_through((name, store), record.as_ref(), cache, wish),
+            None => {
+                check_through((name, store), record.as_ref(), cache, wish)?;
+                match record.filter(|record| record.holds.may_be_dirty()) {
+                    Some(void) => self.give_up_void(&volume, &void),
+                    None => Ok(()),
+                }
+            }
         }
     }
 
@@ -282,7 +307,7 @@ impl Core {
     /// all of it came there.
     ///
     /// # Errors
-    /// When there is no such volume, or it does not write back.
+    /// When there is no such volume, or its store is somebody else's by now.
     pub fn destage(
         &self,
         name: &str,
@@ -291,11 +316,15 @@ impl Core {
         let fail =
             |reason: &str| CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() };
         self.attached(name)?;
-        let (back, written) = self.back_of(name).ok_or_else(|| fail("it does not write back"))?;
+        // One that writes through has nothing dirty.
+        let Some((back, written)) = self.back_of(name) else { return Ok(true) };
         let attachment = written.state.attachment;
         let all = self.drain(back, attachment, go_on);
         call_log(self, None, |log, asks| log.drain(attachment, false, asks));
-        Ok(all)
+        match back.log().is_halted(attachment) && !all {
+            true => Err(fail(&self.troubles_of(&written).join("; "))),
+            false => Ok(all),
+        }
     }
 
     /// Destages all that is logged of a volume by now as fast as can be, until it is in the store or `go_on` says no. What clients write
@@ -312,7 +341,7 @@ impl Core {
                 let there = status.is_some_and(|status| status.positions[0] >= last);
                 let clean = (log.is_clean(attachment) || there)
                     && (log.closed().is_none() || status.is_none());
-                (clean, held, log.stands(attachment))
+                (clean, held, log.stands(attachment) || log.is_halted(attachment))
             };
             if clean {
                 return true;
@@ -427,39 +456,6 @@ impl Core {
                 };
                 self.write_back(&volume, record, cache, wish, None, true).map(|()| true)
             }
-        }
-    }
-
-    /// The marker of a volume says how far its store is, if it writes back and that has changed: what a `recover` can tell of a cache that is
-    /// lost.
-    pub(super) fn refresh_marker(&self, volume: &Attached) {
-        let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
-        let Some(written) = back.written(attachment) else { return };
-        let Some(place) = &written.place else { return };
-        if back.log().closed().is_some() {
-            // It says so itself.
-            return;
-        }
-        // Before it is looked how far the store is: what comes meanwhile is not claimed.
-        let time = unix_nanos();
-        let Some(status) = back.log().status(self.now(), attachment) else { return };
-        let frontier = status.positions[0];
-        let mut number = locked(&written.number);
-        let gone = volume.attachment().is_none() || volume.changing.load(Ordering::SeqCst);
-        if written.said.load(Ordering::Relaxed) == frontier || gone {
-            return;
-        }
-        let state = MarkerState::Dirty;
-        let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
-        let age = || status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
-        marker.time = written.time_of(time, frontier, age);
-        match locked(place).write(&marker) {
-            Ok(()) => {
-                *number += 1;
-                written.said.store(frontier, Ordering::Relaxed);
-                back.log().set_marker(attachment, *number);
-            }
-            Err(error) => tracing::warn!("volume '{}': {error}", volume.name),
         }
     }
 }

@@ -22,6 +22,8 @@ use larder_volume::{Backing, Timeouts};
 use super::super::Core;
 use super::super::attached::Attached;
 use super::super::open::CacheError;
+use super::before::no_log;
+use super::ends::say_void;
 use super::journal::Journal;
 use super::steps::{Begins, Way};
 use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, site};
@@ -60,15 +62,15 @@ pub(super) fn refused(
     let host = marker.map_or("unknown", |marker| marker.host.as_str());
     let reason = match why {
         Refused::Marker(Why::Elsewhere(cache)) => format!(
-            "{place} says that the cache {cache} (last used on host '{host}') holds writes that the store does not have: serve it with that \
+            "{place} says that the cache {cache} (last used on host '{host}') may hold writes that the store does not have: serve it with that \
              cache, or have its store recovered, which gives them up"
         ),
         Refused::Marker(Why::Lost) => format!(
-            "{place} says that this cache holds writes that the store does not have, and it does not have them any more: have its \
+            "{place} says that this cache may hold writes that the store does not have, and it does not have them any more: have its \
              store recovered, which gives them up"
         ),
         Refused::Marker(Why::NoMarker) => format!(
-            "this cache holds writes of it that the store does not have, and {place} is gone or damaged, so nothing says that they still count: \
+            "this cache may hold writes of it that the store does not have, and {place} is gone or damaged, so nothing says that they still count: \
              put it back"
         ),
         Refused::Marker(Why::MarkerLost) => format!(
@@ -76,10 +78,11 @@ pub(super) fn refused(
              which gives up what a cache may hold"
         ),
         Refused::Marker(Why::SetBack) => format!(
-            "{place} is older than what this cache knows of it, or the cache is older than the marker: one of the two was set back to a copy; \
-             have its store recovered as one that was set back, which gives up what any cache holds"
+            "{place} and this cache are not of one time: one of the two is an older copy. Is there a newer copy of the cache, or of the store with its \
+             marker? Use that: nothing is lost then. If there is none, have its store recovered as one that was set back, which gives up what any \
+             cache holds"
         ),
-        Refused::Kept => "this cache holds writes of it that its store does not have: serve it as a volume that writes back, so that they come \
+        Refused::Kept => "this cache may hold writes of it that its store does not have: serve it as a volume that writes back, so that they come \
                           there"
             .to_owned(),
         Refused::Gap => "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of \
@@ -115,6 +118,19 @@ pub(super) fn place_of(
         Err(MarkerIoError::NoPlace { .. }) if !writes_back => Ok(None),
         Err(error) => Err(volume_error(name, error.to_string())),
     }
+}
+
+/// The same to be looked at alone, of a volume that is to have one.
+pub(super) fn place_to_look(
+    (name, store): (&str, &dyn Backing),
+    wish: &BackWish,
+) -> Result<Box<dyn MarkerPlace>, CacheError> {
+    let at = match &wish.marker {
+        MarkerAt::At(place) => Some(place.clone()),
+        MarkerAt::Beside | MarkerAt::Nowhere => None,
+    };
+    let options = PlaceOptions { at, look: true, ..PlaceOptions::default() };
+    marker_place(store, &options).map_err(|error| volume_error(name, error.to_string()))
 }
 
 /// Where a marker is, in words.
@@ -187,7 +203,7 @@ pub(in crate::block) fn check_through(
             if !dirty && may_be_read(store, said) =>
         {
             tracing::warn!(
-                "volume '{name}': {} says that a cache holds writes that the store does not have: it is read as it was before them",
+                "volume '{name}': {} says that a cache may hold writes that the store does not have: it is read as it was before them",
                 described(place.as_deref())
             );
             Ok(())
@@ -219,10 +235,6 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let through = |volume: &&Arc<Attached>| wish(volume).back.is_none();
     let volumes = core.volumes();
     let first = volumes.iter().find(|volume| !through(volume)).map(|volume| &volume.name);
-    for volume in volumes.iter().filter(through) {
-        let record = record(&volume.name).and_then(|v| v.write_back.as_ref());
-        check_through((&volume.name, volume.volume().backing()), record, was, &wish(volume))?;
-    }
     if core.config.record.is_some() && first.is_some() {
         let reason =
             "a run with volumes that write back cannot be recorded: record one that writes through";
@@ -231,11 +243,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let Some(area) = sb.write_log else {
         return match first {
             None => Ok(()),
-            Some(name) => Err(volume_error(
-                name,
-                "it is to write back, and this cache has no write log: format one that has"
-                    .to_owned(),
-            )),
+            Some(name) => Err(no_log(name)),
         };
     };
     let any = sb.volumes.iter().any(|v| v.write_back.is_some_and(|w| w.holds.may_be_dirty()));
@@ -255,7 +263,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             && !volumes.iter().any(|volume| volume.name == v.name)
     };
     if let Some(missing) = sb.volumes.iter().find(missing) {
-        let reason = "this cache holds writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
+        let reason = "this cache may hold writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
         return Err(volume_error(&missing.name, reason.to_owned()));
     }
     let asked: Vec<(u32, u64)> = sb
@@ -302,10 +310,19 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     if let Some(back) = core.back.get() {
         // What is of volumes that came anew, or go their own way, is void.
         let mut log = back.log();
-        found
-            .volumes
-            .iter()
-            .for_each(|(&attachment, volume)| log.give_up_found(attachment, volume));
+        for (&attachment, volume) in &found.volumes {
+            let bytes = log.give_up_found(attachment, volume);
+            let of = |v: &&VolumeRecord| v.write_back.is_some_and(|w| w.attachment == attachment);
+            if let Some(of) = sb.volumes.iter().find(of) {
+                say_void(&of.name, bytes);
+            }
+        }
+    }
+    for volume in volumes.iter().filter(through) {
+        let void = record(&volume.name).and_then(|v| v.write_back);
+        if let Some(void) = void.filter(|w| w.holds.may_be_dirty()) {
+            core.give_up_void(volume, &void)?;
+        }
     }
     if core.back.get().is_some_and(|back| back.drains.load(Ordering::Relaxed)) {
         // The device is not written any more, and need not be able to make anything durable.
@@ -364,14 +381,7 @@ impl Core {
         served: bool,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
-        let no_log = || {
-            volume_error(
-                name,
-                "it is to write back, and this cache has no write log: format one that has"
-                    .to_owned(),
-            )
-        };
-        let back = self.back.get().ok_or_else(no_log)?;
+        let back = self.back.get().ok_or_else(|| no_log(name))?;
         if back.log().closed().is_some() {
             return Err(volume_error(
                 name,
@@ -382,6 +392,7 @@ impl Core {
         }
         let config = wish.back.clone().unwrap_or_default();
         config.age().map_err(|e| volume_error(name, e.to_string()))?;
+        config.check_bound(back.log().log_bytes()).map_err(|e| volume_error(name, e))?;
         let site = match config.order {
             Order::Journaled(_) => Some(journal_site(self, volume, wish)?),
             _ => None,

@@ -21,6 +21,7 @@ use super::super::attached::Attached;
 use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
+use super::ends::say_void;
 use super::journal::{Journal, JournalAt, Journaling, Of, Taken};
 use super::start::{no_journal, open_journal, read_marker, volume_error};
 use super::{Back, BackConfig, MarkerAt, Written};
@@ -273,12 +274,20 @@ impl<'a> Way<'a> {
             }
             let attachment = self.volume.attachment().unwrap_or(0);
             let held = self.back.log().status(self.core.now(), attachment);
+            if let (Which::Held(written), true) = (&self.which, self.is_halted(attachment)) {
+                return Err(self.fail(self.core.troubles_of(written).join("; ")));
+            }
             if !go_on(held.map_or(0, |status| status.held.0)) {
                 return Err(NotDone::Unwanted);
             }
             self.core.pause(LOOK);
         }
         Ok(())
+    }
+
+    /// Nothing of it comes to its store: that is somebody else's.
+    fn is_halted(&self, attachment: u32) -> bool {
+        self.back.log().is_halted(attachment)
     }
 
     /// Whether a volume that goes has a log that has failed: it comes to its store, and is written through in the end, without these steps.
@@ -406,15 +415,16 @@ impl<'a> Way<'a> {
         }
         let done = match &mut self.which {
             Which::Comes(Begins { place: Some(place), .. }) => place.write(&marker),
-            Which::Held(written) => match &written.place {
-                Some(place) => locked(place).write(&marker),
-                None => Ok(()),
-            },
+            Which::Held(written) => {
+                let again = self.core.check_marker(self.back, written);
+                self.core.write_marker(written, &marker, again)
+            }
             Which::Comes(_) => Ok(()),
         };
         done.map_err(|error| self.fail(error.to_string()))?;
         if let Which::Held(written) = &self.which {
             written.said.store(frontier, Ordering::Relaxed);
+            written.durable.store(number, Ordering::Relaxed);
         }
         Ok(true)
     }
@@ -437,7 +447,8 @@ impl<'a> Way<'a> {
                 let of =
                     Of { volume: state.volume, cache: back.cache.0, generation: state.generation };
                 let core = core.me.get().cloned().unwrap_or_default();
-                let started = Journaling::start(core, state.attachment, of, journal);
+                let site = begins.site.clone();
+                let started = Journaling::start(core, state.attachment, of, (site, journal));
                 let fail =
                     |e| volume_error(&self.volume.name, format!("a thread for its journal: {e}"));
                 Some(started.map_err(fail)?)
@@ -470,7 +481,11 @@ impl<'a> Way<'a> {
         }
         // What it had under another number is void.
         if let Some(before) = holder.before().filter(|before| *before != state.attachment) {
-            back.log().detach(before);
+            let mut log = back.log();
+            let void = log.status(core.now(), before).map_or(0, |status| status.dirty);
+            log.detach(before);
+            drop(log);
+            say_void(&self.volume.name, void);
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
         back.add(Written {
@@ -482,6 +497,8 @@ impl<'a> Way<'a> {
             marker: begins.marker.clone(),
             journal_at: begins.journal_at.clone(),
             number: holder.number().into(),
+            durable: holder.number().into(),
+            trouble: Default::default(),
             said: AtomicU64::new(holder.frontier()),
             recovered: holder.recovered(),
         });

@@ -3,8 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use larder_base::ByteSize;
 use larder_engine::block::writeback::words::Mode;
 pub use larder_engine::block::writeback::words::{BACK, FORM, NotBack, order_name};
+
+use larder_format::block::write_log::record::MAX_MARK;
 
 use super::{Age, BackConfig};
 
@@ -30,5 +33,78 @@ impl BackConfig {
 impl fmt::Display for BackConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Mode { order: self.order, pace: self.pace }.fmt(f)
+    }
+}
+
+/// Less of the log is not worth having: a batch of it may be as long.
+pub const LEAST_BOUND: ByteSize = ByteSize::mib(1);
+
+impl BackConfig {
+    /// Whether what it may hold of a log of so many bytes can be meant.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    pub fn check_bound(&self, log: u64) -> Result<(), String> {
+        let Some(most) = self.dirty_max else { return Ok(()) };
+        if most < LEAST_BOUND {
+            return Err(format!(
+                "{most} of the write log is too little: give it {LEAST_BOUND} at least"
+            ));
+        }
+        if most.0 > log {
+            return Err(format!(
+                "{most} is more than the write log, which has {}: give it less, or format a cache with a larger log",
+                ByteSize(log)
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a mark may have this name.
+///
+/// # Errors
+/// What is wrong with it, and what one may be.
+pub fn check_mark(name: &str) -> Result<(), String> {
+    let what = match name.len() {
+        0 => "is empty".to_owned(),
+        len if len > MAX_MARK => format!("has {len} bytes"),
+        _ if name.chars().any(char::is_control) => "has control characters".to_owned(),
+        _ => return Ok(()),
+    };
+    let begins: String = name.chars().take(32).collect();
+    let more = if begins.len() < name.len() { "…" } else { "" };
+    Err(format!(
+        "mark '{}{more}': the name {what}: a mark has 1 to {MAX_MARK} bytes of UTF-8, without control characters",
+        begins.escape_debug()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_a_mark_that_cannot_be_is_refused_in_one_line() {
+        assert!(check_mark("nightly 2026-11-27 ä").is_ok() && check_mark(&"x".repeat(255)).is_ok());
+        for (name, word) in [("", "is empty"), ("a\nb", "control"), ("\u{1b}[2J", "control")] {
+            let why = check_mark(name).unwrap_err();
+            assert!(why.contains(word) && why.contains("1 to 255 bytes"), "{why}");
+            assert!(!why.chars().any(char::is_control), "{why}");
+        }
+        let why = check_mark(&"x".repeat(70_000)).unwrap_err();
+        assert!(why.contains("70000 bytes") && why.len() < 300, "{why}");
+    }
+
+    #[test]
+    fn a_bound_below_a_batch_or_beyond_the_log_is_refused() {
+        let of = |bytes| {
+            let back = BackConfig { dirty_max: Some(ByteSize(bytes)), ..BackConfig::default() };
+            back.check_bound(64 << 20)
+        };
+        assert!(of(1 << 20).is_ok() && of(64 << 20).is_ok());
+        assert!(BackConfig::default().check_bound(0).is_ok());
+        assert!(of((1 << 20) - 1).unwrap_err().contains("1 MiB at least"));
+        assert!(of((64 << 20) + 1).unwrap_err().contains("the write log, which has 64 MiB"));
     }
 }

@@ -274,7 +274,10 @@ fn a_lost_journal_is_made_anew_where_the_cache_is_there() {
     let cache = builder(dir.path(), Pace::AtBound, None).threads(1).open().unwrap();
     assert!(cache.core().destage("disk", &mut |_| true).unwrap());
     std::fs::copy(&path, dir.path().join("copy")).unwrap();
+    let said = std::fs::read(dir.path().join("disk.larder")).unwrap();
     drop(cache);
+    // It was killed: its marker is dirty.
+    std::fs::write(dir.path().join("disk.larder"), said).unwrap();
     let told = recover(&*open_store(dir.path(), false), &wish).unwrap();
     assert!(told.recovered && told.torn.is_none());
     assert!(image(dir.path())[..4096].iter().all(|&b| b == 7));

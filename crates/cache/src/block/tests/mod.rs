@@ -5,6 +5,8 @@ mod ends;
 mod failed_log;
 mod hanging;
 mod journaled;
+mod kept;
+mod left;
 mod losses;
 mod refused;
 mod rules;

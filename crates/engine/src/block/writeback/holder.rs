@@ -295,9 +295,9 @@ impl Holder {
             (self.number, self.durable) = (marker.number, marker.number);
         }
         let Some(order) = comer.order else {
-            let dirty = comer.record.is_some_and(|record| record.holds.may_be_dirty());
             return match verdict {
-                Verdict::Attach { .. } if !dirty => Ok(()),
+                // (What this cache may hold is void then.)
+                Verdict::Attach { .. } => Ok(()),
                 Verdict::Refuse(why) => Err(Refused::Marker(why)),
                 _ => Err(Refused::Kept),
             };

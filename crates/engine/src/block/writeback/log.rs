@@ -302,6 +302,8 @@ struct Attached {
     draining: u32,
     /// It is put aside: nothing of it is destaged, and it takes no part in the room that there is.
     aside: bool,
+    /// Its store is somebody else's: nothing of it is destaged.
+    halted: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
     /// It has a marker.
@@ -483,6 +485,7 @@ impl<B: Clone> WriteLog<B> {
             marker,
             draining: 0,
             aside: false,
+            halted: false,
             destaged: 0,
             marked,
             closing: None,
@@ -578,6 +581,11 @@ impl<B: Clone> WriteLog<B> {
         for volume in self.volumes.values_mut() {
             volume.throttle.set_bound(volume.stated.map_or(share, fits));
         }
+    }
+
+    /// Bytes of all segments.
+    pub fn log_bytes(&self) -> u64 {
+        u64::from(self.config.segments) * u64::from(self.config.geometry.bytes())
     }
 
     /// The marker of a volume is durable with this number.
@@ -888,14 +896,15 @@ impl Attached {
     fn may_begin(&self, durable: u64) -> bool {
         let first = self.log.frontier() + 1;
         let logged = self.log.record(first).filter(|_| first <= self.log.acknowledged());
-        let idle = self.destager.is_idle() && !self.aside;
+        let idle = self.destager.is_idle() && !self.aside && !self.halted;
         idle && logged.is_some_and(|logged| logged.batch <= durable)
     }
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
         if let Some(closing) = &self.closing {
-            let paused = closing.begun() && !self.destager.is_idle() && !self.aside;
+            let rests = self.aside || self.halted;
+            let paused = closing.begun() && !self.destager.is_idle() && !rests;
             return closing.wakes().or(self.destager.wakes().filter(|_| paused));
         }
         let may_begin = self.may_begin(durable);
@@ -904,7 +913,7 @@ impl Attached {
         let aged = oldest.map(|(age, oldest)| age.presses(oldest));
         let aged = aged.filter(|_| may_begin && self.pressed != self.log.frontier() + 1);
         let wakes = self.destager.wakes().filter(|_| any).into_iter().chain(aged).min();
-        wakes.filter(|_| !self.aside)
+        wakes.filter(|_| !self.aside && !self.halted)
     }
 
     /// When the oldest write was answered that is dirty.

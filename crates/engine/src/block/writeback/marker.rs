@@ -211,6 +211,43 @@ pub fn judge(read: Read, cache: &Cache, fault: Fault) -> Verdict {
     }
 }
 
+/// What a marker is to the holder of its volume that looks at it again while the volume is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// Its own.
+    Own,
+    /// It is gone, damaged, or an older one of this attachment or before it: it is written again.
+    Lost,
+    /// The store was recovered, or is another cache's or another run's: nothing may come to it any more.
+    Others,
+    /// It does not answer.
+    Unknown,
+}
+
+/// What a marker is to the holder that wrote `own` last. A cache that is lost would be missed by nobody without it, and two that write to one
+/// store make an image that no volume ever was.
+pub fn look_again(read: Read, own: &Marker) -> Again {
+    let there = match read {
+        Read::There(there) => there,
+        Read::Absent { .. } | Read::Damaged => return Again::Lost,
+        Read::Unreachable => return Again::Unknown,
+    };
+    let of = |mark: Mark| match mark {
+        Mark::Clean => None,
+        Mark::Dirty(u) | Mark::Carried(u) | Mark::Closing(u) | Mark::Closed(u) => Some(u),
+    };
+    let is_later = (there.generation, there.run) > (own.generation, own.run);
+    match of(there.mark) {
+        // One that could not be written may be there.
+        Some(u) if Some(u) == of(own.mark) && !is_later => {
+            let same = (there.generation, there.run) == (own.generation, own.run);
+            if same && there.number >= own.number { Again::Own } else { Again::Lost }
+        }
+        None if there.generation < own.generation => Again::Lost,
+        _ => Again::Others,
+    }
+}
+
 /// A step of an operation; each is durable before the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -340,4 +377,43 @@ pub fn take_up(cache: Uuid, g: u64, journaled: bool, fault: Fault) -> Vec<Step> 
 /// The steps by which a volume of generation `g` is recovered without its cache.
 pub fn recover(g: u64) -> Vec<Step> {
     vec![Step::Replay(g), Step::Mark(Mark::Clean, g + 1), Step::EmptyJournal]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_knows_its_marker_a_lost_one_and_another_holders() {
+        let (me, other) = (Uuid([1; 16]), Uuid([2; 16]));
+        let own = Marker { mark: Mark::Dirty(me), generation: 5, number: 9, run: 3 };
+        let again = |there: Marker| look_again(Read::There(there), &own);
+        assert_eq!(again(own), Again::Own);
+        // A write that failed may be there all the same.
+        assert_eq!(again(Marker { number: 10, ..own }), Again::Own);
+        for was in [true, false] {
+            assert_eq!(look_again(Read::Absent { was }, &own), Again::Lost);
+        }
+        assert_eq!(look_again(Read::Damaged, &own), Again::Lost);
+        assert_eq!(look_again(Read::Unreachable, &own), Again::Unknown);
+        // Copies of before.
+        for older in [
+            Marker { number: 8, ..own },
+            Marker { run: 2, number: 20, ..own },
+            Marker { generation: 4, number: 20, run: 3, ..own },
+            Marker { mark: Mark::Clean, generation: 4, ..own },
+        ] {
+            assert_eq!(again(older), Again::Lost, "{older:?}");
+        }
+        // A copy of the cache, another cache, a recovery.
+        for others in [
+            Marker { run: 4, ..own },
+            Marker { mark: Mark::Dirty(other), ..own },
+            Marker { mark: Mark::Dirty(other), generation: 2, number: 1, run: 1 },
+            Marker { mark: Mark::Clean, generation: 6, ..own },
+            Marker { mark: Mark::Clean, ..own },
+        ] {
+            assert_eq!(again(others), Again::Others, "{others:?}");
+        }
+    }
 }

@@ -483,6 +483,14 @@ impl VolumeLog {
         (end >= first).then_some(first..=end)
     }
 
+    /// Bytes of the records up to the first place where an epoch may end, if they are more than `most`: it never ends there.
+    pub fn too_large(&self, most: u64) -> Option<u64> {
+        let cut = self.cuts.iter().find(|cut| **cut > self.frontier)?;
+        let records = self.records.iter().take((cut - self.frontier) as usize);
+        let bytes: u64 = records.map(|record| record.logged(self.newest).len).sum();
+        (bytes > most).then_some(bytes)
+    }
+
     /// Where the marks behind this position end, or what may be destaged.
     fn over_marks(&self, position: u64, top: u64) -> u64 {
         (position + 1..=top).take_while(|&at| self.is_mark(at)).last().unwrap_or(position)

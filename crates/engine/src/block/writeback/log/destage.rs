@@ -90,6 +90,8 @@ pub struct Status {
     pub off_mark: bool,
     /// and whether none that would do has come though the log fills up or ages.
     pub no_mark: bool,
+    /// Of those that wait the first has so many bytes before it, and an epoch takes no more than so many.
+    pub large_mark: Option<(u64, u64)>,
 }
 
 /// Takes what the destager asks for.
@@ -184,7 +186,7 @@ impl<B: Clone> WriteLog<B> {
         let durable = self.counts_durable();
         let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
-            if volume.aside {
+            if volume.aside || volume.halted {
                 return;
             }
             let (hurry, anywhere) = volume.presses(now, starved);
@@ -407,6 +409,7 @@ impl<B: Clone> WriteLog<B> {
             missed_marks: volume.missed_marks,
             off_mark: volume.off_mark,
             no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
+            large_mark: volume.large_mark(),
         })
     }
 
@@ -494,6 +497,13 @@ impl Attached {
             self.off_mark = !self.log.is_cut(last);
             self.missed_marks += u64::from(self.off_mark);
         }
+    }
+
+    /// The first mark that waits does not fit into an epoch.
+    fn large_mark(&self) -> Option<(u64, u64)> {
+        let most = self.destager.most();
+        let large = || self.log.too_large(most);
+        self.wants_marks().then(large).flatten().map(|bytes| (bytes, most))
     }
 
     /// What is dirty waits for a mark, and room or its age do not.

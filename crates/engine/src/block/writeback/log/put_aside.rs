@@ -16,6 +16,19 @@ impl<B: Clone> WriteLog<B> {
         self.divide();
     }
 
+    /// Nothing of a volume comes to its store any more, nor to its journal, since they are somebody else's; or again. What is under way ends.
+    pub fn halt(&mut self, attachment: u32, halted: bool, asks: &mut Asks<B>) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            volume.halted = halted;
+            asks.steps.push(attachment);
+        }
+    }
+
+    /// Whether that is so.
+    pub fn is_halted(&self, attachment: u32) -> bool {
+        self.volumes.get(&attachment).is_some_and(|volume| volume.halted)
+    }
+
     /// A volume that was to be put aside stays: it is destaged again.
     pub fn resume(&mut self, attachment: u32, asks: &mut Asks<B>) {
         if let Some(volume) = self.volumes.get_mut(&attachment) {

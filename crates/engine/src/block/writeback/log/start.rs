@@ -74,10 +74,10 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
-    /// What a start has found of a volume that does not go on with it is void.
-    pub fn give_up_found(&mut self, attachment: u32, found: &Volume) {
+    /// What a start has found of a volume that does not go on with it is void. Returns bytes of writes that are lost with it.
+    pub fn give_up_found(&mut self, attachment: u32, found: &Volume) -> u64 {
         if self.volumes.contains_key(&attachment) {
-            return;
+            return 0;
         }
         for dirty in &found.records {
             match dirty.parked {
@@ -85,6 +85,9 @@ impl<B: Clone> WriteLog<B> {
                 None => self.segments.let_go(dirty.batch),
             }
         }
+        let changes =
+            found.records.iter().filter(|dirty| dirty.entry.record.kind != RecordKind::Mark);
+        changes.map(|dirty| dirty.entry.record.length).sum()
     }
 
     /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this

@@ -1,0 +1,88 @@
+//! What a start can know to be refused before it changes anything: what configuration, superblock and markers say. (What only the log tells is
+//! judged later, as is what another holder does meanwhile.)
+
+use std::path::Path;
+use std::sync::Arc;
+
+use larder_engine::block::writeback::Fault;
+use larder_engine::block::writeback::holder::{Refused, holds_of, mark_of};
+use larder_engine::block::writeback::marker::{self, Cache, Verdict, judge};
+use larder_format::block::BlockSuperblock;
+use larder_volume::marker::Found;
+
+use super::super::open::{CacheConfig, CacheError};
+use super::super::volume::Volume;
+use super::BackWish;
+use super::start::{check_through, no_journal, place_to_look, refused, volume_error};
+use super::{MarkerAt, site};
+
+/// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
+///
+/// # Errors
+/// [`CacheError`]: a volume that must not be served so.
+pub(in crate::block) fn check(
+    config: &CacheConfig,
+    path: &Path,
+    volumes: &[Arc<Volume>],
+    sb: &BlockSuperblock,
+) -> Result<(), CacheError> {
+    for volume in volumes {
+        let name = volume.name();
+        let wish = config.wish_of(name);
+        let record = sb.volumes.iter().find(|v| v.name == name).and_then(|v| v.write_back);
+        match &wish.back {
+            None => {
+                let store = volume.backing();
+                check_through((name, store), record.as_ref(), (sb.uuid, sb.epoch), &wish)?;
+            }
+            Some(back) => {
+                let area = sb.write_log.ok_or_else(|| no_log(name))?;
+                let bytes = u64::from(area.segments) * u64::from(area.geometry.bytes());
+                back.check_bound(bytes).map_err(|e| volume_error(name, e))?;
+                back.age().map_err(|e| volume_error(name, e.to_string()))?;
+                if back.is_journaled() {
+                    site::site(volume.backing(), &wish.journal, path)
+                        .map_err(|why| no_journal(name, why))?;
+                }
+                look(volume, &wish, record.as_ref(), sb)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// It is to write back, and cannot.
+pub(super) fn no_log(name: &str) -> CacheError {
+    volume_error(
+        name,
+        "it is to write back, and this cache has no write log: format one that has".to_owned(),
+    )
+}
+
+/// Looks at the marker of a volume that is to write back.
+fn look(
+    volume: &Volume,
+    wish: &BackWish,
+    record: Option<&larder_format::block::superblock::WrittenBack>,
+    sb: &BlockSuperblock,
+) -> Result<(), CacheError> {
+    if wish.marker == MarkerAt::Nowhere {
+        return Ok(());
+    }
+    let name = volume.name();
+    let mut place = place_to_look((name, volume.backing()), wish)?;
+    let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
+    let (read, said) = match found {
+        Found::There(there) => (marker::Read::There(mark_of(&there)), Some(there)),
+        Found::Absent { was } => (marker::Read::Absent { was }, None),
+        Found::Damaged => (marker::Read::Damaged, None),
+    };
+    let known = record.map_or(0, |record| record.marker);
+    let cache = Cache { uuid: sb.uuid, run: sb.epoch, holds: holds_of(record), known };
+    match judge(read, &cache, Fault::default()) {
+        Verdict::Refuse(why) => {
+            Err(refused(name, Refused::Marker(why), &place.describe(), said.as_deref()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,87 @@
+//! How volumes that write back are left: at a clean stop those with nothing dirty are whole, and what counts no more is said to be dropped.
+
+use std::sync::Arc;
+
+use larder_base::ByteSize;
+use larder_format::block::superblock::{HoldsState, WrittenBack};
+
+use super::super::Core;
+use super::super::attached::Attached;
+use super::super::open::CacheError;
+
+impl Core {
+    /// A clean stop: nobody writes any more. A volume of which nothing is dirty is left as a detach leaves it, so that any cache may serve its store.
+    /// What is dirty stays.
+    pub(in crate::block) fn end_back(&self) {
+        let Some(back) = self.back.get() else { return };
+        let is_clean = |volume: &Arc<Attached>| {
+            let log = back.log();
+            let of = volume.attachment();
+            of.is_some_and(|of| log.is_clean(of) && log.closed().is_none() && !log.is_halted(of))
+        };
+        let clean: Vec<Arc<Attached>> = self.volumes().into_iter().filter(is_clean).collect();
+        if clean.is_empty() || !self.is_enabled() {
+            return;
+        }
+        let end = |volume: &Arc<Attached>| {
+            // (Nothing has come in between: then it would be waited for.)
+            if let Err(error) = self.write_back_no_more(volume, &mut |left| left == 0) {
+                tracing::warn!(
+                    "{error}: its marker says still that this cache may hold writes of it"
+                );
+            }
+        };
+        if self.hand.get().is_some() {
+            return clean.iter().for_each(end);
+        }
+        // A store that hangs keeps no other.
+        std::thread::scope(|scope| {
+            for volume in &clean {
+                let run = move || end(volume);
+                let spawned =
+                    std::thread::Builder::new().name("block-end".into()).spawn_scoped(scope, run);
+                if let Err(error) = spawned {
+                    tracing::warn!(%error, "no thread to leave volume '{}' in good order", volume.name);
+                }
+            }
+        });
+    }
+
+    /// What this cache has of a volume counts no more, as its marker says: its superblock and log let go of it.
+    ///
+    /// # Errors
+    /// When that cannot be recorded.
+    pub(super) fn give_up_void(
+        &self,
+        volume: &Arc<Attached>,
+        record: &WrittenBack,
+    ) -> Result<(), CacheError> {
+        if let Some(back) = self.back.get() {
+            let status = back.log().status(self.now(), record.attachment);
+            if let Some(status) = status {
+                say_void(&volume.name, status.dirty);
+                back.log().detach(record.attachment);
+            }
+        }
+        // Lines that were cached with it may be newer than what was recovered.
+        if self.is_enabled() {
+            self.distrust(volume, volume.volume().backing().look())?;
+        }
+        let of = volume.name.clone();
+        self.on_log(move |log| {
+            log.change_write_back_of(&of, |was| WrittenBack { holds: HoldsState::Nothing, ..was })
+        })?;
+        Ok(())
+    }
+}
+
+/// What is dropped is said.
+pub(super) fn say_void(name: &str, bytes: u64) {
+    if bytes > 0 {
+        tracing::warn!(
+            "volume '{name}': {} that this cache had of it, and its store had not, are dropped: its marker says that they count no more, since the \
+             store was recovered or was served without this cache",
+            ByteSize(bytes)
+        );
+    }
+}

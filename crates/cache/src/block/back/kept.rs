@@ -1,0 +1,212 @@
+//! Whether the marker of a volume that is served is still what was written there, and says how far its store is.
+//!
+//! Who removes it, or writes over it, takes away what keeps others from serving a stale store. So it is looked at again while its volume is served.
+//! What is to be done then says the engine's [`look_again`].
+
+use std::sync::atomic::Ordering;
+
+use larder_base::Nanos;
+use larder_engine::block::node::logged::call_log;
+use larder_engine::block::writeback::holder::mark_of;
+use larder_engine::block::writeback::marker::{self, Again, Mark, look_again};
+use larder_format::block::marker::{Marker, MarkerState};
+use larder_format::block::superblock::WrittenBack;
+use larder_volume::marker::{Found, MarkerIoError, MarkerPlace};
+
+use super::super::attached::Attached;
+use super::super::{Core, locked};
+use super::{Back, Written, unix_nanos};
+
+/// What was wrong and was set right is told for so long.
+const TOLD: Nanos = Nanos::from_secs(600);
+
+/// What is wrong with a marker or a journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    what: String,
+    /// When it was set right.
+    mended: Option<Nanos>,
+}
+
+/// The last of what was wrong, if it is to be told.
+#[derive(Debug, Default)]
+pub(in crate::block) struct Troubles(Option<Trouble>);
+
+impl Troubles {
+    /// It is so. Returns whether that is news.
+    pub(super) fn is(&mut self, what: &str, mended: Option<Nanos>) -> bool {
+        let news = mended.is_some() || self.failing() != Some(what);
+        self.0 = Some(Trouble { what: what.to_owned(), mended });
+        news
+    }
+
+    /// Nothing is wrong any more.
+    pub(super) fn none(&mut self) {
+        self.0.take_if(|trouble| trouble.mended.is_none());
+    }
+
+    /// What is wrong still.
+    pub(super) fn failing(&self) -> Option<&str> {
+        self.0.as_ref().filter(|trouble| trouble.mended.is_none()).map(|t| t.what.as_str())
+    }
+
+    /// What is to be told now.
+    pub(super) fn told(&self, now: Nanos) -> Option<&str> {
+        let recent = |t: &&Trouble| t.mended.is_none_or(|at| now.0 < at.0 + TOLD.0);
+        self.0.as_ref().filter(recent).map(|t| t.what.as_str())
+    }
+}
+
+/// What a marker was found to be, in words; nothing of one that is as it should be.
+struct Seen {
+    again: Again,
+    what: String,
+}
+
+/// Looks at a marker.
+fn seen(place: &mut dyn MarkerPlace, own: &marker::Marker) -> Seen {
+    let at = place.describe();
+    let (read, what) = match place.look() {
+        Ok(Found::There(there)) => {
+            let what = match there.state {
+                MarkerState::Clean => format!(
+                    "{at} says that the store was recovered, on host '{}': what this cache holds of it counts no more",
+                    there.host
+                ),
+                _ => format!("{at} names cache {} on host '{}'", there.cache, there.host),
+            };
+            (marker::Read::There(mark_of(&there)), what)
+        }
+        Ok(Found::Absent { was }) => (marker::Read::Absent { was }, format!("{at} was removed")),
+        Ok(Found::Damaged) => (marker::Read::Damaged, format!("{at} was damaged")),
+        Err(error) => (marker::Read::Unreachable, error.to_string()),
+    };
+    let again = look_again(read, own);
+    let what = match again {
+        Again::Lost if matches!(read, marker::Read::There(_)) => {
+            format!("{at} was put back to an older copy")
+        }
+        _ => what,
+    };
+    Seen { again, what }
+}
+
+impl Core {
+    /// The marker of a volume is looked at, if it writes back, and written where something has removed it or put it back, or where it is to say how
+    /// far the store is (`refresh`) and that has changed: it is what a recovery can tell of a cache that is lost. Where it is somebody else's
+    /// nothing comes to the store any more.
+    pub(in crate::block) fn look_at_marker(&self, volume: &Attached, refresh: bool) {
+        let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
+        let Some(written) = back.written(attachment) else { return };
+        if written.place.is_none() || back.log().closed().is_some() {
+            // (It says so itself.)
+            return;
+        }
+        // Before it is looked how far the store is: what comes meanwhile is not claimed.
+        let time = unix_nanos();
+        let Some(status) = back.log().status(self.now(), attachment) else { return };
+        let frontier = status.positions[0];
+        let mut number = locked(&written.number);
+        if volume.attachment().is_none() || volume.changing.load(Ordering::SeqCst) {
+            return;
+        }
+        let age = || status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
+        let time = written.time_of(time, frontier, age);
+        let again = self.check_marker(back, &written);
+        let told = written.said.load(Ordering::Relaxed) == frontier;
+        match again {
+            Again::Own if !refresh || told => return,
+            Again::Own | Again::Lost => {}
+            Again::Others | Again::Unknown => return,
+        }
+        let state = MarkerState::Dirty;
+        let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+        marker.time = time;
+        // (One that could not be written may have been.)
+        *number += 1;
+        match self.write_marker(&written, &marker, again) {
+            Ok(()) => {
+                written.said.store(frontier, Ordering::Relaxed);
+                written.durable.store(*number, Ordering::Relaxed);
+                back.log().set_marker(attachment, *number);
+            }
+            Err(error) => self.marker_is(&written, &error.to_string(), None),
+        }
+    }
+
+    /// What the marker of a volume is now. What is wrong is told, and nothing comes to the store where it is another's.
+    pub(super) fn check_marker(&self, back: &Back, written: &Written) -> Again {
+        let Some(place) = &written.place else { return Again::Own };
+        let WrittenBack { attachment, generation, .. } = written.state;
+        let own = marker::Marker {
+            mark: Mark::Dirty(back.cache.0),
+            generation,
+            number: written.durable.load(Ordering::Relaxed),
+            run: back.cache.1,
+        };
+        let Seen { again, what } = seen(&mut **locked(place), &own);
+        let halted = again == Again::Others;
+        if again != Again::Unknown && back.log().is_halted(attachment) != halted {
+            call_log(self, None, |log, asks| log.halt(attachment, halted, asks));
+        }
+        match again {
+            Again::Own => locked(&written.trouble).none(),
+            // It is told when it is written again, or why not.
+            Again::Lost => {}
+            Again::Others => self.marker_is(
+                written,
+                &format!(
+                    "{what}: nothing comes to the store any more; see which of the two holds what counts, and stop the other"
+                ),
+                None,
+            ),
+            Again::Unknown => self.marker_is(written, &what, None),
+        }
+        again
+    }
+
+    /// Writes a marker over what was found. One that was lost is made anew.
+    pub(super) fn write_marker(
+        &self,
+        written: &Written,
+        marker: &Marker,
+        again: Again,
+    ) -> Result<(), MarkerIoError> {
+        let Some(place) = &written.place else { return Ok(()) };
+        let mut place = locked(place);
+        if again != Again::Lost {
+            return place.write(marker);
+        }
+        let at = place.describe();
+        let what = match place.read()? {
+            Found::Absent { .. } => "was removed",
+            Found::Damaged => "was damaged",
+            Found::There(_) => "was put back to an older copy",
+        };
+        place.write(marker)?;
+        drop(place);
+        self.marker_is(
+            written,
+            &format!(
+                "{at} {what} while the volume is served, and was written again: see what does that; without it a store that lacks writes is \
+                 served to anybody"
+            ),
+            Some(self.now()),
+        );
+        Ok(())
+    }
+
+    fn marker_is(&self, written: &Written, what: &str, mended: Option<Nanos>) {
+        if locked(&written.trouble).is(what, mended) {
+            tracing::warn!("volume '{}': {what}", written.attached.name);
+        }
+    }
+
+    /// What is wrong with marker and journal of a volume, or was not long ago.
+    pub(super) fn troubles_of(&self, written: &Written) -> Vec<String> {
+        let now = self.now();
+        let marker = locked(&written.trouble).told(now).map(str::to_owned);
+        let journal = written.journal.as_ref().and_then(|journal| journal.told(now));
+        marker.into_iter().chain(journal).collect()
+    }
+}

@@ -1,0 +1,200 @@
+//! Markers and journals that something removes, or writes over, while their volume is served.
+
+use std::path::Path;
+
+use larder_format::Uuid;
+use larder_format::block::marker::{Marker, MarkerState, choose};
+
+use super::*;
+use crate::block::back::{BackConfig, BackStatus, Cuts, Grain, Order, Pace, RecoverWish, recover};
+use crate::block::{Builder, Cache};
+
+fn builder(dir: &Path, order: Order) -> Builder {
+    let path = dir.join("disk");
+    if !path.exists() {
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    }
+    let builder = Cache::builder(dir.join("cache")).create(ByteSize::mib(192));
+    let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.join("state")).threads(1);
+    let builder = builder.volume("disk", &format!("file:{}", path.display())).unwrap();
+    let back = BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() };
+    builder.write_back("disk", back)
+}
+
+const ORDERED: Order = Order::Ordered(Grain::Flush);
+const JOURNALED: Order = Order::Journaled(Cuts::Flushes);
+
+fn marker(dir: &Path) -> Marker {
+    let bytes = std::fs::read(dir.join("disk.larder")).unwrap();
+    choose(&bytes[..4096], &bytes[4096..8192]).unwrap().marker
+}
+
+fn look(cache: &Cache) {
+    let volume = cache.core().volume("disk").unwrap();
+    cache.core().look_at_marker(&volume, false);
+    cache.core().look_at_journal(&volume);
+}
+
+fn status(cache: &Cache) -> BackStatus {
+    cache.core().back_status("disk").unwrap()
+}
+
+/// Until something is told of marker or journal that has this in it.
+fn told(cache: &Cache, what: &str) {
+    for _ in 0..500 {
+        if status(cache).troubles.iter().any(|told| told.contains(what)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("'{what}' is not told: {:?}", status(cache));
+}
+
+#[test]
+fn a_marker_that_is_removed_while_its_volume_is_served_is_told_and_written_again() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    look(&cache);
+    assert!(status(&cache).troubles.is_empty(), "{:?}", status(&cache));
+    let was = marker(dir.path());
+    std::fs::remove_file(dir.path().join("disk.larder")).unwrap();
+    look(&cache);
+    told(&cache, "was removed while the volume is served, and was written again");
+    let now = marker(dir.path());
+    assert_eq!((now.state, now.cache, now.generation), (was.state, was.cache, was.generation));
+    assert!(now.number > was.number);
+    // So does one that is damaged, or put back.
+    for what in ["was damaged", "was put back to an older copy"] {
+        let mut bytes = std::fs::read(dir.path().join("disk.larder")).unwrap();
+        match what {
+            "was damaged" => [20, 4096 + 20].into_iter().for_each(|at| bytes[at] ^= 1),
+            _ => bytes = [was.encode(), was.encode()].concat(),
+        }
+        std::fs::write(dir.path().join("disk.larder"), bytes).unwrap();
+        look(&cache);
+        told(&cache, what);
+        assert!(marker(dir.path()).number > was.number);
+    }
+    // It is gone when the volume is detached, too.
+    std::fs::remove_file(dir.path().join("disk.larder")).unwrap();
+    drop(disk);
+    assert!(cache.detach("disk", &mut |_| true).unwrap());
+    assert_eq!(marker(dir.path()).state, MarkerState::Clean);
+}
+
+#[test]
+fn what_is_no_marker_in_place_of_one_is_told_and_left_as_it_is() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    cache.volume("disk").unwrap().write(0, [1; 4096]).wait().unwrap();
+    let path = dir.path().join("disk.larder");
+    std::fs::write(&path, b"a note of somebody").unwrap();
+    look(&cache);
+    told(&cache, "is no marker");
+    assert_eq!(std::fs::read(&path).unwrap(), b"a note of somebody");
+    // Once it is moved away the marker is there again.
+    std::fs::remove_file(&path).unwrap();
+    look(&cache);
+    told(&cache, "was written again");
+    assert_eq!(marker(dir.path()).state, MarkerState::Dirty);
+}
+
+#[test]
+fn nothing_comes_to_a_store_whose_marker_names_another_holder() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    let was = marker(dir.path());
+    let other = Marker { cache: Uuid([9; 16]), host: "there".into(), ..was.clone() };
+    let recovered =
+        Marker { state: MarkerState::Clean, generation: was.generation + 1, ..was.clone() };
+    let path = dir.path().join("disk.larder");
+    for (there, word) in [(other, "on host 'there'"), (recovered, "was recovered")] {
+        let there = Marker { number: was.number + 5, ..there };
+        std::fs::write(&path, [there.encode(), there.encode()].concat()).unwrap();
+        look(&cache);
+        told(&cache, word);
+        let why = cache.core().destage("disk", &mut |_| true).unwrap_err().to_string();
+        assert!(why.contains("nothing comes to the store"), "{why}");
+        assert!(std::fs::read(dir.path().join("disk")).unwrap().iter().all(|&b| b == 0));
+        assert_eq!(marker(dir.path()), there, "it is left as it is");
+    }
+    // Reads and writes go on, and so does all the rest when it is put back.
+    assert!(disk.read(0, 4096).wait().unwrap().iter().all(|&b| b == 1));
+    std::fs::write(&path, [was.encode(), was.encode()].concat()).unwrap();
+    look(&cache);
+    assert!(status(&cache).troubles.is_empty(), "{:?}", status(&cache));
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(std::fs::read(dir.path().join("disk")).unwrap()[0], 1);
+}
+
+#[test]
+fn a_journal_that_is_removed_or_emptied_while_it_is_served_is_told_and_made_anew() {
+    for (case, how) in ["was removed", "was emptied", "was damaged"].into_iter().enumerate() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("disk.larder.journal");
+        let cache = builder(dir.path(), JOURNALED).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let lose = || match case {
+            0 => std::fs::remove_file(&path).unwrap(),
+            1 => {
+                let file = File::options().write(true).open(&path).unwrap();
+                file.write_all_at(&[0; 8192], 0).unwrap();
+            }
+            _ => File::options().write(true).open(&path).unwrap().set_len(0).unwrap(),
+        };
+        disk.write(0, [1; 4096]).wait().unwrap();
+        assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+        // Nothing is on its way, then something is.
+        for byte in [2, 3] {
+            lose();
+            if byte == 2 {
+                look(&cache);
+                told(&cache, how);
+            }
+            disk.write(0, [byte; 4096]).wait().unwrap();
+            assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+            told(&cache, how);
+            assert_eq!(status(&cache).journal_failure, None);
+            assert_eq!(std::fs::read(dir.path().join("disk")).unwrap()[0], byte);
+        }
+        let keep = ["disk", "disk.larder", "disk.larder.journal"].map(|name| dir.path().join(name));
+        let kept = keep.clone().map(|path| std::fs::read(path).unwrap());
+        drop((disk, cache));
+        // The cache is lost: the journal that was made anew is as good.
+        for (path, bytes) in keep.iter().zip(kept) {
+            std::fs::write(path, bytes).unwrap();
+        }
+        let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+        let store = backing::open_with(&uri, &OpenOptions::default()).unwrap();
+        let recovered = recover(&*store, &RecoverWish::default()).unwrap();
+        assert!(recovered.recovered && recovered.torn.is_none(), "{how}: {recovered:?}");
+    }
+}
+
+#[test]
+fn a_journal_that_is_another_volumes_by_now_takes_nothing_and_is_told() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("disk.larder.journal");
+    let cache = builder(dir.path(), JOURNALED).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let head = choose(&bytes[..4096], &bytes[4096..8192]).unwrap().marker;
+    let others = Marker { volume: Uuid([9; 16]), number: head.number + 1, ..head };
+    let file = File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[others.encode(), others.encode()].concat(), 0).unwrap();
+    look(&cache);
+    told(&cache, "is the journal of another volume");
+    let mut looks = 0;
+    let all = cache.core().destage("disk", &mut |_| {
+        looks += 1;
+        looks < 5
+    });
+    assert!(!all.unwrap());
+    assert!(status(&cache).journal_failure.unwrap().contains("another volume"));
+    assert!(std::fs::read(dir.path().join("disk")).unwrap().iter().all(|&b| b == 0));
+}
