@@ -49,7 +49,7 @@ const SHORT: u64 = 16 << 10;
 /// As how many short writes each of these counts, on an average.
 fn each(pieces: &[Dirty]) -> u32 {
     let bytes: u64 = pieces.iter().map(Dirty::memory).sum();
-    u32::try_from(bytes.div_ceil(SHORT * pieces.len().max(1) as u64)).unwrap_or(u32::MAX).max(1)
+    u32::try_from(bytes / (SHORT * pieces.len().max(1) as u64)).unwrap_or(u32::MAX).max(1)
 }
 
 /// How long it waits after the store has failed: so long at first, then twice as long, up to the second.
