@@ -7,6 +7,7 @@
 mod check;
 mod clients;
 mod closing;
+mod damage;
 mod device;
 mod start;
 
@@ -61,6 +62,10 @@ pub(super) struct Setup {
     pub(super) fault: Option<Planted>,
     /// The log's device fails some time.
     pub(super) fails: bool,
+    /// What is in the log rots, and reads of it fail.
+    pub(super) rots: bool,
+    /// Batches are lost: the history ends at the start that finds that.
+    pub(super) damages: bool,
     /// The steps are printed.
     pub(super) trace: bool,
 }
@@ -134,6 +139,8 @@ struct Volume {
     view: Option<Vec<u64>>,
     /// It writes through.
     over: bool,
+    /// A window that has something newer in place of what cannot be read: up to here the store alone is no image.
+    torn: u64,
     /// It is put aside, or is about to be: clients ask nothing of it.
     aside: bool,
 }
@@ -150,6 +157,9 @@ pub(super) struct World {
     volumes: Vec<Volume>,
     /// From 1; 0 is nobody.
     writes: Vec<Write>,
+    /// Writes of which payload rots, and how often in a row others were not given.
+    rotten: BTreeSet<u64>,
+    misses: BTreeMap<u64, u32>,
     ops: BTreeMap<OpId, Op>,
     next_op: u64,
     /// Marks that somebody waits for: volume, number, and what the log calls it.
@@ -171,6 +181,16 @@ pub(super) struct World {
     footers: f64,
     /// While a start goes on, of each volume how much of its log it has found.
     starting: Option<Vec<u64>>,
+    /// Bytes of the log's device that starts are not given.
+    withheld: Vec<u64>,
+    /// A start has found that batches are lost. Volumes that it called damaged, and not.
+    ended: bool,
+    pub(super) gaps: u64,
+    pub(super) whole: u64,
+    /// What cannot be read has stopped a volume for good.
+    pub(super) stopped: bool,
+    /// Sectors that could not be read, and were written again.
+    pub(super) mended: u64,
     /// Segments of which starts have read the footer.
     pub(super) sealed: u64,
 }
@@ -190,6 +210,7 @@ impl World {
         let area = u64::from(segments * segment);
         let failures = [0, 0, 10, 40][rng.below(4) as usize];
         let may_fail = setup.fails || setup.fault.is_none() && rng.chance(0.3);
+        let may_fail = may_fail && !setup.rots && !setup.damages;
         let volumes = (0..rng.range(2, 3)).map(|i| volume(i, &mut rng, setup, area)).collect();
         let none = Write {
             sectors: 0..0,
@@ -212,6 +233,8 @@ impl World {
             log: WriteLog::new(config),
             volumes,
             writes: vec![none],
+            rotten: BTreeSet::new(),
+            misses: BTreeMap::new(),
             ops: BTreeMap::new(),
             next_op: 0,
             marks: Vec::new(),
@@ -224,6 +247,12 @@ impl World {
             is_calm: seed % 8 == 5,
             footers: if seed % 8 == 5 { 0.02 } else { 0.05 },
             starting: None,
+            withheld: Vec::new(),
+            ended: false,
+            gaps: 0,
+            whole: 0,
+            stopped: false,
+            mended: 0,
             sealed: 0,
         };
         world.plant();
@@ -247,6 +276,11 @@ impl World {
     /// One of a thousand I/Os fails, or as many as may.
     fn fails(&mut self) -> bool {
         self.failures > 0 && self.rng.below(1000) < self.failures
+    }
+
+    /// Likewise of the log's device, which rots or fails.
+    fn log_fails(&mut self) -> bool {
+        !self.setup.rots && !self.setup.damages && self.fails()
     }
 
     /// Carries out what the log asks for, and hears whom it answers.
@@ -295,7 +329,7 @@ impl World {
         let now = self.now;
         let volume = match self.ios.swap_remove(which) {
             Io::Write { write, bytes } => {
-                let done = !(self.fails() || self.failing && self.rng.chance(0.7));
+                let done = !(self.log_fails() || self.failing && self.rng.chance(0.7));
                 let some = (!done).then(|| self.device.part(&mut self.rng, bytes.len()));
                 self.device.write(write.at, bytes, some);
                 self.says(|| format!("batch {} written: {done}", write.number));
@@ -304,7 +338,7 @@ impl World {
             }
             Io::Flush { covers, mark } => {
                 // It ends for good, and so does the history.
-                let fails = self.fails() && self.rng.chance(0.1);
+                let fails = self.log_fails() && self.rng.chance(0.1);
                 let done = !(fails || self.failing && self.rng.chance(0.5));
                 self.device.flush(mark, done);
                 self.says(|| format!("log flushed up to batch {covers}: {done}"));
@@ -322,16 +356,13 @@ impl World {
             Io::Park { volume, parks } => {
                 let mut read = Vec::new();
                 for (sequence, piece) in parks {
-                    let bytes = piece.as_ref().map(|piece| {
-                        let bytes = self.device.read(piece.place, piece.bytes as usize);
-                        pieces::check(piece.sums.as_slice(), 0, bytes).map(|()| bytes.to_vec())
-                    });
-                    if let Some(Err(which)) = bytes {
-                        return Err(format!(
-                            "v{volume}: piece {which} of {piece:?} does not verify"
-                        ));
-                    }
-                    let bytes = bytes.and_then(Result::ok).map(|bytes| Bytes(Rc::new(bytes)));
+                    let bytes = match &piece {
+                        Some(piece) if self.reads(volume, sequence, piece)? => {
+                            Some(self.device.read(piece.place, piece.bytes as usize).to_vec())
+                        }
+                        _ => None,
+                    };
+                    let bytes = bytes.map(|bytes| Bytes(Rc::new(bytes)));
                     read.push((sequence, piece, bytes));
                 }
                 self.says(|| {
@@ -359,11 +390,29 @@ impl World {
                 volume
             }
             Io::Store { volume, dirty, lies } => {
-                let numbers = self.destaged(volume, &dirty, lies.as_ref())?;
+                let attachment = self.volumes[volume].attachment;
+                self.joins(volume);
+                let reads = match &lies {
+                    Some(Lies::Log(piece)) => self.reads(volume, dirty.sequence, piece)?,
+                    // It was parked as lost meanwhile.
+                    None if matches!(dirty.holds, Holds::Bytes(_)) => {
+                        let number = self.volumes[volume].log[dirty.sequence as usize - 1];
+                        !self.rotten.contains(&number)
+                    }
+                    _ => true,
+                };
+                let numbers = match reads {
+                    true => self.destaged(volume, &dirty, lies.as_ref())?,
+                    false => Vec::new(),
+                };
                 if let Some(piece) = lies.as_ref().and_then(Lies::piece) {
                     self.log.unpin(now, piece.pin, &mut asks);
                 }
-                let done = !self.fails();
+                if !reads {
+                    self.says(|| format!("v{volume}: {} cannot be read", dirty.sequence));
+                    self.log.unread(attachment, &dirty);
+                }
+                let done = reads && !self.fails();
                 for (sector, number) in numbers {
                     if done || self.rng.chance(0.5) {
                         self.volumes[volume].store.write(sector, number);
@@ -378,7 +427,6 @@ impl World {
                     let (from, to) = (dirty.at / SECTOR, (dirty.at + dirty.len) / SECTOR);
                     format!("v{volume}: store has {from}..{to} of {}: {done}", dirty.sequence)
                 });
-                let attachment = self.volumes[volume].attachment;
                 self.log.stored(now, attachment, (dirty.memory(), outcome), &mut out, &mut asks);
                 volume
             }
@@ -422,6 +470,9 @@ impl World {
     pub(super) fn play(&mut self, steps: u64) -> Checked {
         let steps = if self.is_calm { 4 * steps } else { steps };
         for _ in 0..steps {
+            if self.ended {
+                return Ok(());
+            }
             self.now.0 += self.rng.below(200_000);
             if self.rng.below(200) == 0 {
                 let some = self.rng.below(self.volumes.len() as u64) as usize;
@@ -429,6 +480,9 @@ impl World {
             }
             if self.may_fail && self.log.is_started() && self.rng.below(400) == 0 {
                 self.failing = true;
+            }
+            if self.setup.rots && self.log.is_started() && self.rng.below(60) == 0 {
+                self.rot();
             }
             match self.rng.below(1_000) {
                 0..360 if !self.log.is_started() => {}
@@ -491,6 +545,9 @@ impl World {
                 break;
             }
         }
+        if self.ended {
+            return Ok(());
+        }
         self.settle()?;
         self.lose_cache()
     }
@@ -510,6 +567,29 @@ impl World {
             }
         }
         self.quiet()?;
+        let mut asks = Asks::default();
+        if self.setup.rots {
+            // All that rots is found, and then written again.
+            for volume in &self.volumes {
+                self.log.drain(volume.attachment, true, &mut asks);
+            }
+            self.carry(asks)?;
+            self.quiet()?;
+            // What is behind something that was missing is found when that is there.
+            for _ in 0..100 {
+                let mended = self.mended;
+                self.mend()?;
+                self.quiet()?;
+                if self.mended == mended {
+                    break;
+                }
+            }
+            // What one that is stopped holds of a small log may be what others wait for.
+            if (0..self.volumes.len()).any(|v| self.is_stopped(v)) {
+                self.stopped = true;
+                return Ok(());
+            }
+        }
         if !self.log.is_started() {
             return Err(format!("a start does not come to its end: {:?}", self.log));
         }
@@ -519,7 +599,9 @@ impl World {
         if !self.ops.is_empty() {
             let why =
                 format!("{} operations are not answered, and nothing is under way", self.ops.len());
-            return Err(format!("{why}: {:?}", self.log));
+            let how = self.volumes.iter().map(|v| self.log.status(self.now, v.attachment));
+            let how: Vec<_> = how.collect();
+            return Err(format!("{why}: {how:?}, {:?}", self.log));
         }
         let mut asks = Asks::default();
         for volume in &self.volumes {
@@ -528,7 +610,7 @@ impl World {
         self.carry(asks)?;
         self.quiet()?;
         for (v, volume) in self.volumes.iter().enumerate() {
-            if volume.over {
+            if volume.over || self.is_stopped(v) {
                 continue;
             }
             if !self.log.is_clean(volume.attachment) || self.log.closed().is_some() {
@@ -576,9 +658,12 @@ impl World {
     /// Goes on until nothing is under way and nothing is due.
     fn quiet(&mut self) -> Checked {
         self.stuck = None;
-        let mut idle = 0;
+        let (mut idle, mut in_vain) = (0, 0);
         for _ in 0..100_000 {
             if !self.ios.is_empty() {
+                if !self.ios.iter().all(|io| matches!(io, Io::Step(_))) {
+                    in_vain = 0;
+                }
                 let which = self.rng.below(self.ios.len() as u64) as usize;
                 self.end(which)?;
                 idle = 0;
@@ -591,6 +676,11 @@ impl World {
                     false => Ok(()),
                 };
             };
+            // One that is stopped looks whether it still is, from time to time.
+            in_vain += 1;
+            if in_vain > 100 && (0..self.volumes.len()).any(|v| self.is_stopped(v)) {
+                return Ok(());
+            }
             if wakes > self.now {
                 idle = 0;
             }
@@ -637,6 +727,7 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         level: 0,
         marker: 0,
         may_hold: bound,
+        torn: 0,
         aside: false,
     }
 }

@@ -14,7 +14,7 @@
 
 use larder_base::Nanos;
 
-use super::overlay::Dirty;
+use super::overlay::{Dirty, Holds};
 use super::planted::{Fault, Planted};
 use super::volume_log::{Order, VolumeLog, Window};
 
@@ -57,6 +57,10 @@ pub trait Effects {
     fn epoch(&self, most: u64) -> u64 {
         most
     }
+    /// A window is to bring these stretches to the store, and leaves those out: whether the log can list what is to be listed behind it.
+    fn lists(&mut self, _stored: &[Dirty], skipped: &[Dirty]) -> bool {
+        skipped.is_empty()
+    }
     /// The store is to be told of this stretch; ends by [`Destager::stored`].
     fn store(&mut self, piece: u32, dirty: Dirty);
     /// The store is to be flushed; ends by [`Destager::flushed`].
@@ -95,6 +99,12 @@ pub struct Destager {
     limit: u64,
     window: Option<Window>,
     pieces: Vec<Dirty>,
+    /// Something of it is left out, since it cannot be read.
+    skips: bool,
+    /// It goes on behind what may come to the store next, since only so it has something in place of what cannot be read.
+    joins: bool,
+    /// Something more of it cannot be read, or nothing can be left out any more: another is begun in its place.
+    anew: bool,
     /// Pieces that the store was told of, and those of them that have ended.
     told: usize,
     ended: usize,
@@ -124,6 +134,9 @@ impl Destager {
             limit: u64::MAX,
             window: None,
             pieces: Vec::new(),
+            skips: false,
+            joins: false,
+            anew: false,
             told: 0,
             ended: 0,
             failed: false,
@@ -189,6 +202,40 @@ impl Destager {
         self.phase == Phase::Noting
     }
 
+    /// Whether its window holds more than may come to the store at once: until that is over the store alone is no image.
+    pub fn joins(&self) -> bool {
+        self.joins && self.config.order != Order::Any
+    }
+
+    /// Something of its window cannot be read any more: another is begun in its place. (Not of an epoch that the journal has: it is replayed at the next
+    /// start.)
+    pub fn makes_anew(&mut self) {
+        self.anew |= self.window.is_some() && !self.in_place;
+    }
+
+    /// The log cannot list any more what is left out: a window that leaves out something is not noted.
+    pub fn lists_no_more(&mut self) {
+        if self.skips {
+            self.makes_anew();
+            if self.phase == Phase::Noting {
+                self.drops();
+            }
+        }
+    }
+
+    /// The window is neither over nor gone on with.
+    fn drops(&mut self) {
+        (self.phase, self.window) = (Phase::Idle, None);
+        (self.skips, self.joins, self.anew) = (false, false, false);
+        self.pieces.clear();
+        // The next one is begun whatever its time is: something of this may be in the store.
+        self.began = None;
+    }
+
+    fn is_void(&self) -> bool {
+        self.anew && !self.in_place
+    }
+
     /// Whether neither store nor journal is asked for anything.
     pub fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Idle | Phase::Paused(_))
@@ -220,6 +267,9 @@ impl Destager {
         (hurry, pressed): (bool, bool),
         fx: &mut impl Effects,
     ) {
+        if self.is_void() && matches!(self.phase, Phase::Paused(until) if now >= until) {
+            self.drops();
+        }
         match self.phase {
             Phase::Paused(until) if now >= until => return self.again(now, fx),
             Phase::Idle => {}
@@ -237,14 +287,13 @@ impl Destager {
         }
         let journaled = matches!(self.config.order, Order::Journaled(_));
         let most = if journaled { fx.epoch(self.most()) } else { self.most() };
-        let Some(window) = log.next(durable, most, pressed) else {
+        let Some(window) = self.choose(log, durable, (most, pressed), fx) else {
             // In vain: it is tried again in its time, not at once.
             if let (Pace::Periodic(_), true) = (self.config.pace, due) {
                 self.began = Some(now);
             }
             return;
         };
-        self.pieces = log.writes(&window);
         let epoch = self.pieces.iter().map(Dirty::memory).sum();
         self.starved = journaled && !fx.takes(epoch);
         if self.starved {
@@ -262,6 +311,33 @@ impl Destager {
         } else {
             self.write(fx);
         }
+    }
+
+    /// The next window. `any` leaves out what cannot be read, as long as the log can list it.
+    fn choose(
+        &mut self,
+        log: &VolumeLog,
+        durable: u64,
+        (most, pressed): (u64, bool),
+        fx: &mut impl Effects,
+    ) -> Option<Window> {
+        let any = self.config.order == Order::Any;
+        for skips in [any, false] {
+            let window = log.next(durable, most, pressed, skips)?;
+            let bad = |dirty: &Dirty| dirty.holds == Holds::Unreadable;
+            let (skipped, stored): (Vec<Dirty>, Vec<Dirty>) =
+                log.writes(&window).into_iter().partition(bad);
+            if fx.lists(&stored, &skipped) {
+                (self.pieces, self.skips) = (stored, !skipped.is_empty());
+                let alone = log.next(durable, most, pressed, true);
+                self.joins = alone.is_none_or(|alone| alone.end() < window.end());
+                return Some(window);
+            }
+            if skipped.is_empty() {
+                break;
+            }
+        }
+        None
     }
 
     /// After a pause: from where nothing is lost.
@@ -297,6 +373,9 @@ impl Destager {
         }
         if self.told > self.ended || self.failed || self.told < self.pieces.len() {
             return;
+        }
+        if self.is_void() {
+            return self.drops();
         }
         if self.fault.is(Planted::WindowNotFlushed) {
             return self.notes(fx);
@@ -341,6 +420,9 @@ impl Destager {
     pub fn flushed(&mut self, now: Nanos, outcome: Outcome, fx: &mut impl Effects) {
         if self.phase != Phase::Flushing {
             return;
+        }
+        if self.is_void() {
+            return self.drops();
         }
         match outcome {
             Some(life) if self.life.is_none_or(|first| first == life) => self.notes(fx),
@@ -389,6 +471,7 @@ impl Destager {
             return None;
         }
         (self.phase, self.in_place) = (Phase::Idle, false);
+        (self.skips, self.joins, self.anew) = (false, false, false);
         self.pieces.clear();
         self.window.take().map(|window| *window.end())
     }

@@ -26,6 +26,7 @@ mod parking;
 mod put_aside;
 mod start;
 mod sums;
+mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -41,6 +42,7 @@ pub use marks::{MarkState, NOBODY};
 pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
+use unreadable::Unreadable;
 
 use super::destager::{self, Destager, Pace};
 use super::overlay::{Holds, Overlay, Stretch};
@@ -259,6 +261,11 @@ struct Attached {
     generation: u64,
     log: VolumeLog,
     overlay: Overlay,
+    /// What of it cannot be read though its records are gone, below the overlay [bad]; the same behind the window that is under way; and how often records
+    /// could not be read that may yet be.
+    bad: Unreadable,
+    listing: Option<Unreadable>,
+    unread: BTreeMap<u64, u32>,
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
     read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
@@ -339,8 +346,8 @@ pub struct WriteLog<B> {
     kept: closing::Payloads<B>,
     parked_before: BTreeMap<u64, u64>,
     parks_written: u64,
-    /// How often reads for a copy have failed, and when they are tried again.
-    park_failures: u32,
+    /// How often reads of a record for a copy have failed, by attachment number and sequence, and when they are tried again.
+    park_tries: BTreeMap<(u32, u64), u32>,
     park_after: Nanos,
     /// What becomes of segments that are full.
     footers: footers::Footers<B>,
@@ -400,7 +407,7 @@ impl<B: Clone> WriteLog<B> {
             kept: closing::Payloads::default(),
             parked_before: BTreeMap::new(),
             parks_written: 0,
-            park_failures: 0,
+            park_tries: BTreeMap::new(),
             park_after: Nanos::ZERO,
             footers: footers::Footers::default(),
             memory: memory::Memory::new(config.memory),
@@ -453,6 +460,9 @@ impl<B: Clone> WriteLog<B> {
             parked: VecDeque::new(),
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
+            bad: Unreadable::default(),
+            listing: None,
+            unread: BTreeMap::new(),
             read: BTreeSet::new(),
             sums: AllSums::default(),
             pending: VecDeque::new(),
@@ -510,6 +520,9 @@ impl<B: Clone> WriteLog<B> {
         });
         while volume.since.get(1).is_some_and(|&(sequence, _)| sequence <= position + 1) {
             volume.since.pop_front();
+        }
+        while volume.unread.first_key_value().is_some_and(|(&sequence, _)| sequence <= position) {
+            volume.unread.pop_first();
         }
         while volume.read.first().is_some_and(|&sequence| sequence <= position) {
             volume.read.pop_first();
@@ -614,7 +627,7 @@ impl<B: Clone> WriteLog<B> {
         }
         // Who waits for a volume that is put aside waits until it is given up, or stays after all.
         let unsure = self.unsure && !volume.aside;
-        if volume.closing.as_ref().map_or(unsure, |_| !volume.marked) {
+        if volume.closing.as_ref().map_or(unsure, |closing| !volume.marked || closing.stands()) {
             return asks.answers.push((flush.op, true));
         }
         self.flush_wanted = true;
@@ -629,7 +642,19 @@ impl<B: Clone> WriteLog<B> {
         let (segments, config, kept) = (&mut self.segments, &self.config, &self.kept);
         let mut read = std::mem::take(&mut volume.read);
         volume.overlay.look(range, |stretch| match stretch {
-            Stretch::Clean(at, len) => each(Found::Clean(at, len)),
+            Stretch::Clean(at, len) => {
+                let mut from = at;
+                for bad in volume.bad.within(at..at + len) {
+                    if from < bad.start {
+                        each(Found::Clean(from, bad.start - from));
+                    }
+                    each(Found::Unreadable(bad.start, bad.end - bad.start));
+                    from = bad.end;
+                }
+                if from < at + len {
+                    each(Found::Clean(from, at + len - from));
+                }
+            }
             Stretch::Dirty(dirty) => match (dirty.holds, volume.lies(config, kept, &dirty)) {
                 (_, Some(Lies::Here(bytes))) => {
                     read.insert(dirty.sequence);
@@ -659,9 +684,11 @@ impl<B: Clone> WriteLog<B> {
         self.form(now, asks);
     }
 
-    /// Whether anything of a range is dirty.
+    /// Whether anything of a range is dirty, or cannot be read.
     pub fn is_dirty(&self, attachment: u32, range: &Range<u64>) -> bool {
-        self.volumes.get(&attachment).is_some_and(|volume| volume.overlay.touches(range))
+        let is =
+            |v: &Attached| v.overlay.touches(range) || v.bad.within(range.clone()).next().is_some();
+        self.volumes.get(&attachment).is_some_and(is)
     }
 
     // ---- the device ----

@@ -74,6 +74,8 @@ faults! {
     ClosedUnmarked,
     /// `closedslots`: a start that finds a failed log believes the slots of its volumes.
     ClosedSlotsBelieved,
+    /// `bad`: what was left out because it could not be read is forgotten.
+    SkippedForgotten,
     /// `cachefirst`: an attach writes the marker before the cache's superblock.
     MarkerBeforeCache,
     /// `markfirst`: a write is answered before the marker is durable.
@@ -104,6 +106,8 @@ faults! {
     MarkNotAwaited,
     /// A write is answered though the oldest that is dirty is older than it may be.
     AgeIgnored,
+    /// `damage`: the log ends where a batch is missing that is known durable.
+    HoleIsEnd,
     /// `gap`: a volume whose sequences do not run on across lost batches is served.
     GapIgnored,
 }

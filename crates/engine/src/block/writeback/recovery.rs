@@ -104,7 +104,15 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
     if fault.is(Planted::OldestIgnored) {
         oldest = (0, links.iter().map(|link| link.number).min().unwrap_or(1));
     }
-    let chain = chain::read(&links, oldest.0, oldest.1);
+    #[allow(unused_mut, reason = "faults are planted in tests")]
+    let mut chain = chain::read(&links, oldest.0, oldest.1);
+    if fault.is(Planted::HoleIsEnd)
+        && let Some(first) = chain.damaged.first().map(|lost| lost.start)
+    {
+        chain.batches.retain(|&at| links[at].number < first);
+        chain.damaged.clear();
+        chain.next = first;
+    }
     let counts: Vec<&Scanned> = chain.batches.iter().map(|&i| main[i]).collect();
     let mut found = BTreeMap::new();
     for &(number, began) in volumes {

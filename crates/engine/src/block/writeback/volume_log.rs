@@ -13,7 +13,7 @@
 //! frontier are a prefix of those behind it: the next window. Rules in brackets are those of the executable model,
 //! `models/write_back.py`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
 
 use larder_format::block::write_log::{BLOCK, pieces};
@@ -181,6 +181,9 @@ pub struct VolumeLog {
     cuts: VecDeque<u64>,
     /// Bytes of the log that are held.
     held: u64,
+    /// Records whose bytes cannot be read any more, and what of them shows.
+    lost: BTreeSet<u64>,
+    shows_lost: Overlay,
     fault: Fault,
 }
 
@@ -197,6 +200,8 @@ impl VolumeLog {
             promised: frontier,
             cuts: VecDeque::new(),
             held: 0,
+            lost: BTreeSet::new(),
+            shows_lost: Overlay::default(),
             fault: Fault::default(),
         }
     }
@@ -258,6 +263,37 @@ impl VolumeLog {
         }
     }
 
+    /// The bytes of these records cannot be read any more.
+    pub fn lose(&mut self, sequences: impl IntoIterator<Item = u64>) {
+        let before = self.lost.len();
+        for sequence in sequences {
+            if self.record(sequence).is_some_and(|logged| logged.kind == Kind::Write) {
+                self.lost.insert(sequence);
+            }
+        }
+        if self.lost.len() == before {
+            return;
+        }
+        self.shows_lost = Overlay::default();
+        for sequence in self.lost.first().map_or(u64::MAX, |&first| first)..=self.acknowledged {
+            let Some(logged) = self.record(sequence) else { continue };
+            self.shows(&logged, sequence);
+        }
+    }
+
+    /// This is answered.
+    fn shows(&mut self, logged: &Logged, sequence: u64) {
+        match self.lost.contains(&sequence) {
+            true => self.shows_lost.show(logged.range(), sequence, Holds::Unreadable),
+            false => self.shows_lost.discard(logged.range()),
+        }
+    }
+
+    /// Bytes of what is answered that cannot be read any more.
+    pub fn unreadable_bytes(&self) -> u64 {
+        self.shows_lost.bytes()
+    }
+
     /// A write gets the next sequence (the first of the pair), and its dependency as of now [depnow]: what had been answered on any
     /// connection [global], or promised.
     ///
@@ -308,6 +344,9 @@ impl VolumeLog {
         let logged = self.record(sequence)?;
         if !self.fault.is(Planted::ShownBeforeAnswered) {
             overlay.show(logged.range(), sequence, logged.holds());
+        }
+        if !self.lost.is_empty() {
+            self.shows(&logged, sequence);
         }
         self.acknowledged = sequence;
         Some(logged)
@@ -372,9 +411,54 @@ impl VolumeLog {
 
     /// The records that may go to the store next; `durable` is the last batch known durable. An `any` window ends at `most` bytes; an
     /// epoch takes the last cut that fits into `most` bytes, with the marks behind it, and where none does and it is `pressed`, as much as fits.
-    pub fn next(&self, durable: u64, most: u64, pressed: bool) -> Option<Window> {
+    ///
+    /// Unless it `skips` what cannot be read, it ends before such a record, if it has no later versions of all of that. Where the first is one, a window
+    /// goes on until it has them: nothing else can come to the store before. An epoch has them or does not, since it ends at a cut.
+    pub fn next(&self, durable: u64, most: u64, pressed: bool, skips: bool) -> Option<Window> {
+        let mut top = self.durable(durable);
+        loop {
+            let window = self.next_up_to(top, most, pressed)?;
+            if skips {
+                return Some(window);
+            }
+            let Some(first) = self.first_lost(&window) else { return Some(window) };
+            if first == self.frontier + 1 {
+                return self.replaced(self.durable(durable));
+            }
+            top = first - 1;
+        }
+    }
+
+    /// The first record of a window whose bytes cannot be read, and are not hidden by others of it.
+    fn first_lost(&self, window: &Window) -> Option<u64> {
+        self.lost.range(window.clone()).next()?;
+        let writes = self.writes(window);
+        writes.iter().filter(|d| d.holds == Holds::Unreadable).map(|d| d.sequence).min()
+    }
+
+    /// The shortest window that has later versions of all that cannot be read in it.
+    fn replaced(&self, top: u64) -> Option<Window> {
         let first = self.frontier + 1;
-        let top = self.durable(durable);
+        let range = self.record(first)?.range();
+        if matches!(self.order, Order::Journaled(_)) || self.shows_lost.touches(&range) {
+            return None;
+        }
+        let mut left = Overlay::default();
+        for sequence in first..=top {
+            let logged = self.record(sequence)?;
+            match self.lost.contains(&sequence) {
+                true => left.show(logged.range(), sequence, Holds::Unreadable),
+                false => left.discard(logged.range()),
+            }
+            if left.bytes() == 0 {
+                return Some(first..=sequence);
+            }
+        }
+        None
+    }
+
+    fn next_up_to(&self, top: u64, most: u64, pressed: bool) -> Option<Window> {
+        let first = self.frontier + 1;
         let fits = self.fits(most).min(top);
         let end = match self.order {
             Order::Any => fits,
@@ -419,7 +503,11 @@ impl VolumeLog {
         let mut versions = Overlay::default();
         for sequence in window.clone() {
             let Some(logged) = self.record(sequence) else { continue };
-            versions.show(logged.range(), sequence, logged.holds());
+            let holds = match self.lost.contains(&sequence) {
+                true => Holds::Unreadable,
+                false => logged.holds(),
+            };
+            versions.show(logged.range(), sequence, holds);
         }
         let mut writes = Vec::with_capacity(versions.extents());
         versions.look(0..u64::MAX, |stretch| {
@@ -444,6 +532,9 @@ impl VolumeLog {
             self.frontier += 1;
             self.held -= u64::from(logged.room());
             overlay.settle(logged.range(), self.frontier);
+            if self.lost.remove(&self.frontier) {
+                self.shows_lost.settle(logged.range(), self.frontier);
+            }
             each(self.frontier, logged);
         }
         while self.cuts.front().is_some_and(|&cut| cut <= self.frontier) {

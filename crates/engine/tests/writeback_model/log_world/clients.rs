@@ -32,6 +32,16 @@ impl World {
             _ => Kind::Write,
         };
         let fua = self.rng.chance(0.1);
+        self.issue_of(v, sectors, kind, fua)
+    }
+
+    pub(super) fn issue_of(
+        &mut self,
+        v: usize,
+        sectors: Range<u64>,
+        kind: Kind,
+        fua: bool,
+    ) -> Checked {
         self.tick += 1;
         let number = self.writes.len() as u64;
         let (issued, level) = (self.tick, self.volumes[v].level);
@@ -282,7 +292,13 @@ impl World {
         let v = *v;
         let numbers: Vec<Option<u64>> = match found {
             Found::Unreadable(at, len) => {
-                return Err(format!("v{v}: {len} bytes at {at} cannot be read"));
+                for (sector, &fresh) in sectors_of(found).zip(fresh) {
+                    if !self.is_rotten(v, sector, fresh) {
+                        let what = format!("{len} bytes at {at} cannot be read, not {sector}");
+                        return Err(format!("v{v}: {what}, which has {fresh}"));
+                    }
+                }
+                return Ok(());
             }
             Found::Zeros(..) => sectors_of(found).map(|_| None).collect(),
             Found::Clean(..) => {
@@ -293,6 +309,14 @@ impl World {
                 numbers.into_iter().map(Some).collect()
             }
             Found::Logged(piece) => {
+                let rotten = sectors_of(found)
+                    .zip(fresh)
+                    .any(|(sector, &fresh)| self.is_rotten(v, sector, fresh));
+                if rotten && self.piece(v, piece).is_err() {
+                    let mut asks = Asks::default();
+                    self.log.unpin(self.now, piece.pin, &mut asks);
+                    return self.carry(asks);
+                }
                 let numbers = self.piece(v, piece)?;
                 let mut asks = Asks::default();
                 self.log.unpin(self.now, piece.pin, &mut asks);
@@ -338,7 +362,7 @@ impl World {
 }
 
 /// The sectors of a stretch.
-fn sectors_of(found: &Found<Bytes>) -> Range<u64> {
+pub(super) fn sectors_of(found: &Found<Bytes>) -> Range<u64> {
     let (at, len) = match found {
         Found::Clean(at, len)
         | Found::Zeros(at, len)

@@ -36,6 +36,11 @@ impl LogDevice {
         &self.seen[at as usize..at as usize + bytes]
     }
 
+    /// What is there for good.
+    pub(super) fn durable(&self, at: u64, bytes: usize) -> &[u8] {
+        &self.durable[at as usize..at as usize + bytes]
+    }
+
     /// A write ends; `some`: in part.
     pub(super) fn write(&mut self, at: u64, bytes: Rc<Vec<u8>>, some: Option<Vec<bool>>) {
         let write = Pending { at: at as usize, bytes, some, doubtful: false };

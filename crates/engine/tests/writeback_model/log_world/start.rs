@@ -4,7 +4,7 @@ use super::*;
 use larder_engine::block::writeback::Fault as Planting;
 use larder_engine::block::writeback::log::Attach;
 use larder_engine::block::writeback::recovery::{Recovered, recover};
-use larder_engine::block::writeback::scan::{Scan, scan};
+use larder_engine::block::writeback::scan::{ReadFailed, Scan, scan};
 use larder_format::block::superblock::WriteLogArea;
 
 impl World {
@@ -60,6 +60,16 @@ impl World {
                     }
                 }
                 Io::Store { volume, dirty, lies } if self.rng.chance(0.5) => {
+                    self.joins(volume);
+                    if let Some(Lies::Log(piece)) = &lies
+                        && !self.reads(volume, dirty.sequence, piece)?
+                    {
+                        continue;
+                    }
+                    if lies.is_none() && matches!(dirty.holds, Holds::Bytes(_)) {
+                        // It was parked as lost meanwhile.
+                        continue;
+                    }
                     for (sector, number) in self.destaged(volume, &dirty, lies.as_ref())? {
                         if self.uses_slots(volume) {
                             self.volumes[volume].slots.remove(&sector);
@@ -93,13 +103,15 @@ impl World {
     }
 
     fn start(&mut self, weak: bool) -> Checked {
-        // Nothing depends on a footer.
+        // Nothing depends on a footer, but that rot of what only it knows durable is told from a torn tail.
         for segment in 0..u64::from(self.config.segments) {
-            if self.rng.chance(0.05) {
+            if self.rng.chance(0.05) && !self.setup.rots {
                 let end = AT + (segment + 1) * u64::from(self.config.geometry.bytes());
                 self.device.rot(end - 1 - self.rng.below(96));
             }
         }
+        let damage = self.setup.damages && self.starting.is_none() && self.rng.chance(0.5);
+        let damaged = if damage { self.damage() } else { BTreeSet::new() };
         let scan = self.scan();
         let sealed = self.config.geometry.bytes() - self.config.geometry.sector();
         let by_footer = scan.batches.iter().filter(|batch| batch.end == sealed);
@@ -121,11 +133,15 @@ impl World {
                 )
             });
         }
-        if !found.chain.damaged.is_empty() {
+        let lost = found.chain.damaged.iter().flat_map(|lost| lost.start..lost.end);
+        if lost.clone().any(|number| !damaged.contains(&number)) && damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", found.chain.damaged));
         }
         if self.volumes.iter().any(|volume| volume.said.is_some()) {
             return self.start_closed(&found, &scan);
+        }
+        if !damaged.is_empty() {
+            return self.found_damage(&found, &scan, weak);
         }
         for v in 0..self.volumes.len() {
             self.kept(v, &found, weak)?;
@@ -168,7 +184,7 @@ impl World {
     }
 
     /// Of a volume's log that is left which was to be there.
-    fn kept(&mut self, v: usize, found: &Recovered, weak: bool) -> Checked {
+    pub(super) fn kept(&mut self, v: usize, found: &Recovered, weak: bool) -> Checked {
         let volume = &self.volumes[v];
         let mine = &found.volumes[&volume.attachment];
         if mine.gap {
@@ -212,7 +228,7 @@ impl World {
     }
 
     /// The volume is a prefix of its log.
-    fn check_start(&mut self, v: usize, last: u64) -> Checked {
+    pub(super) fn check_start(&mut self, v: usize, last: u64) -> Checked {
         let all = self.volumes[v].store.sectors();
         let mut stretches = Vec::new();
         self.log.look(self.volumes[v].attachment, 0..all * SECTOR, |found| stretches.push(found));
@@ -223,12 +239,28 @@ impl World {
                     .map(|sector| Some(self.below(v, sector)))
                     .collect(),
                 Found::Zeros(_, len) => (0..len / SECTOR).map(|_| None).collect(),
-                Found::Unreadable(..) | Found::Kept(..) => return Err(format!("v{v}: {found:?}")),
+                Found::Kept(..) => return Err(format!("v{v}: {found:?}")),
+                Found::Unreadable(_, len) => {
+                    for sector in sector..sector + len / SECTOR {
+                        let want = self.last(v, sector, last);
+                        if !self.is_rotten(v, sector, want) {
+                            return Err(format!("v{v}: {found:?}, and {want} does not rot"));
+                        }
+                    }
+                    sector += len / SECTOR;
+                    continue;
+                }
                 Found::Logged(piece) => {
-                    let numbers = self.piece(v, piece)?;
+                    let want = self.last(v, piece.at / SECTOR, last);
+                    let reads = self.reads(v, self.writes[want as usize].sequence, piece)?;
+                    let numbers = if reads { self.piece(v, piece)? } else { Vec::new() };
                     let mut asks = Asks::default();
                     self.log.unpin(self.now, piece.pin, &mut asks);
                     self.carry(asks)?;
+                    if !reads {
+                        sector += piece.len / SECTOR;
+                        continue;
+                    }
                     numbers.into_iter().map(Some).collect()
                 }
             };
@@ -250,11 +282,19 @@ impl World {
     }
 
     /// What a start reads of the log.
-    fn scan(&self) -> Scan {
+    pub(super) fn scan(&self) -> Scan {
+        self.scan_with(|at, bytes| bytes.copy_from_slice(self.device.read(at, bytes.len())))
+    }
+
+    pub(super) fn scan_with(&self, read: impl Fn(u64, &mut [u8])) -> Scan {
         let Config { at, geometry, segments, .. } = self.config;
         let area = WriteLogArea { at, geometry, segments };
         scan(&area, CACHE, &mut |at, bytes| {
-            bytes.copy_from_slice(self.device.read(at, bytes.len()));
+            let range = at..at + bytes.len() as u64;
+            if self.withheld.iter().any(|at| range.contains(at)) {
+                return Err(ReadFailed);
+            }
+            read(at, bytes);
             Ok(())
         })
     }

@@ -254,7 +254,12 @@ impl<H: Host> Queue<H> {
                 self.step(node, now, fx, id, failure);
             }
             LogJob::Destage(attachment, dirty, piece) => {
-                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
+                self.log(node, now, fx, |log, asks| {
+                    log.unpin(now, piece.pin, asks);
+                    if bytes.is_none() {
+                        log.unread(attachment, &dirty);
+                    }
+                });
                 self.destage_stretch(node, now, fx, attachment, dirty, bytes);
             }
             LogJob::Park(attachment, at, _) => {
@@ -265,7 +270,13 @@ impl<H: Host> Queue<H> {
                 self.park(node, now, fx, attachment);
             }
             LogJob::Journal(attachment, at, piece) => {
-                self.log(node, now, fx, |log, asks| log.unpin(now, piece.pin, asks));
+                let dirty = self.epochs.get(&attachment).map(|epoch| epoch.stretches[at].0);
+                self.log(node, now, fx, |log, asks| {
+                    log.unpin(now, piece.pin, asks);
+                    if let Some(dirty) = dirty.filter(|_| bytes.is_none()) {
+                        log.unread(attachment, &dirty);
+                    }
+                });
                 if let Some(epoch) = self.epochs.get_mut(&attachment) {
                     epoch.failed |= bytes.is_none();
                     epoch.stretches[at].1 = bytes;

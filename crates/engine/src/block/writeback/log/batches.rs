@@ -230,7 +230,7 @@ impl<B: Clone> WriteLog<B> {
             frontier: volume.stored,
             last: volume.log.last(),
             marker: volume.marker,
-            unreadable: Vec::new(),
+            unreadable: volume.unreadable().listed(),
         };
         Frontier {
             oldest_generation: oldest.generation,

@@ -55,7 +55,7 @@ pub(super) struct Closing {
     after: Option<Nanos>,
     /// The marker says that the log has failed, if there is one: destage goes on.
     begun: bool,
-    /// It could not be said that the store has everything: nothing may be written any more.
+    /// The store does not get everything, or that could not be said: nothing may be written any more.
     stands: bool,
 }
 
@@ -68,6 +68,11 @@ impl Closing {
     /// Destage goes on.
     pub(super) fn begun(&self) -> bool {
         self.begun
+    }
+
+    /// Nothing may be written any more.
+    pub(super) fn stands(&self) -> bool {
+        self.stands
     }
 
     /// When a marker is to be written again.
@@ -163,6 +168,8 @@ impl<B: Clone> WriteLog<B> {
         self.waiting.retain(|append| append.kind != Kind::Mark);
         for (&attachment, volume) in &mut self.volumes {
             volume.marks.none_comes();
+            volume.destager.lists_no_more();
+            volume.stored = volume.stored.min(volume.said_by(volume.destager.is_noting()));
             // What is put aside stays as it is: it was durable in the log before its marker said so, is not destaged here, and no client has it. The
             // next start finds it, or one with another cache is refused. One that is not aside for good is resumed, and then begins as others do.
             if !volume.aside {
@@ -198,7 +205,8 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
-    /// Whether all of a volume is in its store, and nothing can say so: it is not written any more.
+    /// Whether a volume of a log that has failed is not written any more: all of it is in its store, and nothing can say so; or something cannot be
+    /// read, and cannot be written over.
     pub fn stands(&self, attachment: u32) -> bool {
         let closing = self.volumes.get(&attachment).and_then(|volume| volume.closing.as_ref());
         closing.is_some_and(|closing| closing.stands)
@@ -243,9 +251,15 @@ impl<B: Clone> WriteLog<B> {
     ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let (noting, clean) = (volume.destager.is_noting(), volume.is_clean());
+        // What cannot be read keeps it from its end: nobody can write over it any more.
+        let missing = volume.log.is_clean() && volume.destager.is_idle() && !clean;
+        let stuck = missing || volume.stops(u64::MAX, None);
         let Some(closing) = volume.closing.as_mut().filter(|closing| !closing.stands) else {
             return;
         };
+        if stuck && closing.begun && closing.wants.is_none() && !closing.under_way {
+            return self.stand(attachment, asks);
+        }
         if closing.wants.is_none() && closing.begun {
             if noting && (!volume.marked || self.fault.is(Planted::ClosedUnmarked)) {
                 asks.steps.push(attachment);
@@ -282,10 +296,7 @@ impl<B: Clone> WriteLog<B> {
         match (closing.wants.filter(|_| done), volume.marked) {
             (None, true) => closing.after = Some(now + MARK_PAUSE),
             (None, false) => {
-                closing.stands = true;
-                let mine = |append: &mut Append<B>| append.attachment == attachment;
-                let failed = extract(&mut self.waiting, mine);
-                asks.answers.extend(failed.into_iter().map(|append| (append.op, true)));
+                self.stand(attachment, asks);
             }
             (Some(Said::Clean), _) => self.goes_through(attachment, asks),
             (Some(said), _) => {
@@ -296,6 +307,19 @@ impl<B: Clone> WriteLog<B> {
                 self.step(now, attachment, out, asks);
             }
         }
+    }
+
+    /// Nothing of a volume can be written any more.
+    fn stand(&mut self, attachment: u32, asks: &mut Asks<B>) {
+        let volume = self.volumes.get_mut(&attachment);
+        if let Some(closing) = volume.and_then(|volume| volume.closing.as_mut()) {
+            closing.stands = true;
+        }
+        let mine = |append: &mut Append<B>| append.attachment == attachment;
+        let failed = extract(&mut self.waiting, mine);
+        asks.answers.extend(failed.into_iter().map(|append| (append.op, true)));
+        let mine = |flush: &mut Flushing| flush.attachment == attachment;
+        asks.answers.extend(self.flushes.extract_if(.., mine).map(|flush| (flush.op, true)));
     }
 
     /// The store has a window durably, and the marker says so: FLUSHes that waited for that are answered.
@@ -329,7 +353,7 @@ impl<B: Clone> WriteLog<B> {
 impl Attached {
     /// Nothing of it is dirty, or on its way.
     fn is_clean(&self) -> bool {
-        self.log.is_clean() && self.destager.is_idle()
+        self.log.is_clean() && self.bad.is_empty() && self.destager.is_idle()
     }
 }
 

@@ -5,10 +5,11 @@ use std::ops::Range;
 use larder_base::Nanos;
 
 use super::super::destager::{self, Pace};
-use super::super::overlay::{Dirty, Holds};
+use super::super::overlay::{Dirty, Holds, Stretch};
 use super::super::throttle::Age;
 use super::super::volume_log::{Cuts, Order};
 use super::memory::Memory;
+use super::unreadable::{self, Unreadable};
 use super::{Asks, Attached, Kept, Parks, Piece, Said, WriteLog, pin};
 
 /// Where the bytes of a stretch lie.
@@ -77,6 +78,12 @@ pub struct Status {
     pub failures: u32,
     /// Bytes of log that were destaged so far.
     pub destaged: u64,
+    /// Bytes that cannot be read any more, also of what is in the log no more: reads of them fail until they are written again.
+    pub unreadable: u64,
+    /// What cannot be read stops it: nothing comes to the store before that is written again.
+    pub is_stopped: bool,
+    /// What is on its way to the store has something newer in place of what cannot be read: until it is there the store alone is no image.
+    pub joins: bool,
     /// Where epochs end at marks alone: those that ended elsewhere,
     pub missed_marks: u64,
     /// whether what the store is at since is no mark,
@@ -91,6 +98,10 @@ struct Takes<'a> {
     attachment: u32,
     /// How many volumes share the memory.
     volumes: usize,
+    /// What is listed as unreadable; what is to be after a window that begins, and how many stretches that may be.
+    bad: Unreadable,
+    listing: Option<Unreadable>,
+    lists: Option<usize>,
     store: Vec<Dirty>,
     flush: bool,
     journal: Option<(u64, u64, Vec<Dirty>)>,
@@ -99,8 +110,16 @@ struct Takes<'a> {
 }
 
 impl<'a> Takes<'a> {
-    fn new(memory: &'a mut Memory, attachment: u32, volumes: usize) -> Takes<'a> {
+    fn new(
+        memory: &'a mut Memory,
+        attachment: u32,
+        volumes: usize,
+        (bad, lists): (Unreadable, Option<usize>),
+    ) -> Takes<'a> {
         Takes {
+            bad,
+            listing: None,
+            lists,
             memory,
             attachment,
             volumes,
@@ -119,6 +138,16 @@ impl destager::Effects for Takes<'_> {
     }
     fn epoch(&self, most: u64) -> u64 {
         most.min(self.memory.part(self.volumes))
+    }
+    fn lists(&mut self, stored: &[Dirty], skipped: &[Dirty]) -> bool {
+        let after = self.bad.after(stored, skipped);
+        let fits = match self.lists {
+            // There is room for what was listed before.
+            Some(lists) => after.count() <= lists.max(self.bad.count()),
+            None => skipped.is_empty(),
+        };
+        self.listing = fits.then_some(after);
+        fits
     }
     fn store(&mut self, _piece: u32, dirty: Dirty) {
         self.store.push(dirty);
@@ -241,9 +270,21 @@ impl<B: Clone> WriteLog<B> {
         f: impl FnOnce(&mut Attached, &mut Takes<'_>),
     ) {
         let volumes = self.volumes.len();
+        let lists = self.lists(attachment);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        let mut takes = Takes::new(&mut self.memory, attachment, volumes);
+        let bad = (volume.bad.clone(), lists);
+        let mut takes = Takes::new(&mut self.memory, attachment, volumes, bad);
+        let idle = volume.destager.is_idle();
         f(volume, &mut takes);
+        if volume.destager.is_idle() {
+            if !idle {
+                asks.steps.push(attachment);
+            }
+            // A window that is dropped, or none that could begin.
+            volume.listing = None;
+        } else if let Some(listing) = takes.listing {
+            volume.listing = Some(listing);
+        }
         let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
         out.extend(takes.store.iter().map(|dirty| Asked::Store(*dirty, piece(dirty))));
         if let Some((epoch, last, pieces)) = takes.journal {
@@ -310,6 +351,7 @@ impl<B: Clone> WriteLog<B> {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let began = volume.destager.began();
         let Some(position) = volume.destager.noted() else { return };
+        volume.listed(unreadable::forgets(self.fault));
         let (room, bytes) = self.settle(attachment, position);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         volume.throttle.destaged(now, room);
@@ -330,9 +372,12 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
-    /// Whether a volume has nothing dirty, and nothing on its way.
+    /// Whether a volume has nothing dirty, nothing that is missing in its store since it could not be read, and nothing on its way.
     pub fn is_clean(&self, attachment: u32) -> bool {
-        let clean = |v: &Attached| v.log.is_clean() && v.destager.is_idle() && v.pending.is_empty();
+        let clean = |v: &Attached| {
+            let there = v.log.is_clean() && v.bad.is_empty();
+            there && v.destager.is_idle() && v.pending.is_empty()
+        };
         self.volumes.get(&attachment).is_none_or(clean)
             && !self.waiting.iter().any(|append| append.attachment == attachment)
     }
@@ -355,6 +400,9 @@ impl<B: Clone> WriteLog<B> {
             epoch: volume.destager.epoch(),
             failures: volume.destager.failures(),
             destaged: volume.destaged,
+            unreadable: volume.unreadable_bytes(),
+            is_stopped: volume.stops(self.counts_durable(), self.lists(attachment)),
+            joins: volume.destager.joins(),
             missed_marks: volume.missed_marks,
             off_mark: volume.off_mark,
             no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
@@ -381,7 +429,7 @@ impl<B: Clone> WriteLog<B> {
         let volume = self.volumes.get(&attachment)?;
         let (mut bytes, mut oldest) = (0, u64::MAX);
         volume.overlay.look(range, |stretch| {
-            if let super::super::overlay::Stretch::Dirty(dirty) = stretch {
+            if let Stretch::Dirty(dirty) = stretch {
                 bytes += dirty.len;
                 oldest = oldest.min(dirty.sequence);
             }
@@ -391,13 +439,17 @@ impl<B: Clone> WriteLog<B> {
         (bytes > 0).then_some((bytes, since))
     }
 
-    /// The dirty stretches of a range: first byte, bytes, and whether they read as zeros.
+    /// The dirty stretches of a range, and those that cannot be read: first byte, bytes, and whether they read as zeros.
     pub fn dirty(&self, attachment: u32, range: Range<u64>) -> Vec<(u64, u64, bool)> {
         let mut all = Vec::new();
         let Some(volume) = self.volumes.get(&attachment) else { return all };
-        volume.overlay.look(range, |stretch| {
-            if let super::super::overlay::Stretch::Dirty(dirty) = stretch {
+        volume.overlay.look(range, |stretch| match stretch {
+            Stretch::Dirty(dirty) => {
                 all.push((dirty.at, dirty.len, dirty.holds == Holds::Zeros));
+            }
+            Stretch::Clean(at, len) => {
+                let bad = volume.bad.within(at..at + len);
+                all.extend(bad.map(|bad| (bad.start, bad.end - bad.start, false)));
             }
         });
         all
@@ -441,6 +493,6 @@ impl Attached {
         self.wants_marks()
             && hurry
             && self.may_begin(durable)
-            && self.log.next(durable, self.destager.most(), false).is_none()
+            && self.log.next(durable, self.destager.most(), false, true).is_none()
     }
 }

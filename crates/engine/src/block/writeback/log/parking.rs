@@ -8,7 +8,7 @@ use larder_base::Nanos;
 use larder_format::block::write_log::batch::{Head, encode_header_of};
 use larder_format::block::write_log::record::MAX_RECORDS;
 use larder_format::block::write_log::{
-    BLOCK, Flags, Kind as RecordKind, Parked as ParkedFor, Record, SegmentHeader, Shape,
+    BLOCK, Flags, Kind as RecordKind, Parked as ParkedFor, Record, SegmentHeader, Shape, pieces,
 };
 
 use super::super::overlay::Dirty;
@@ -20,7 +20,7 @@ use super::{Asks, Piece, ToWrite, WriteLog, pin, unpin};
 
 /// Numbers of parked batches have this bit, where one is told from a batch of the chain.
 const PARKED: u64 = 1 << 63;
-/// So often reads for a copy may fail, one after the other, before what they are of counts as lost,
+/// So often, one after the other, reads of a record for a copy may fail before it counts as lost,
 const PARK_TRIES: u32 = 10;
 /// and so long it is waited between two.
 const PARK_PAUSE: Nanos = Nanos::from_secs(1);
@@ -131,12 +131,23 @@ impl<B: Clone> WriteLog<B> {
         let failed = |(_, piece, bytes): &(u64, Option<Piece>, Option<B>)| {
             piece.is_some() && bytes.is_none()
         };
-        if read.iter().any(failed) && self.park_failures < PARK_TRIES {
-            (self.park_failures, self.park_after) = (self.park_failures + 1, now + PARK_PAUSE);
+        let mut again = false;
+        for one in &read {
+            let record = (attachment, one.0);
+            if failed(one) {
+                let tries = self.park_tries.entry(record).or_default();
+                *tries += 1;
+                again |= *tries <= PARK_TRIES;
+            } else {
+                self.park_tries.remove(&record);
+            }
+        }
+        if again {
+            self.park_after = now + PARK_PAUSE;
             self.parking = None;
             return self.form(now, asks);
         }
-        self.park_failures = 0;
+        self.park_tries.clear();
         let begun = self.copies(now, attachment, read);
         match begun {
             Some(write) => {
@@ -184,7 +195,11 @@ impl<B: Clone> WriteLog<B> {
             let from = if length == 0 { end } else { end.next_multiple_of(BLOCK as u64) };
             if length > 0 {
                 let known = volume.sums.get(sequence, volume.log.frontier())?;
-                sums.extend_from_slice(known.as_slice());
+                if lost && !unreadable {
+                    sums.extend(pieces::sums(&vec![0; length as usize]));
+                } else {
+                    sums.extend_from_slice(known.as_slice());
+                }
                 payload.extend(bytes.map(|bytes| (from as u32, bytes)));
                 end = from + length;
             }
@@ -283,6 +298,7 @@ impl<B: Clone> WriteLog<B> {
             |p: &Parking| p.state == State::Flushing || (early && p.state > State::Reading);
         let Some(parking) = self.parking.take_if(|parking| durable(parking)) else { return };
         let Some(volume) = self.volumes.get_mut(&parking.attachment) else { return };
+        let lost: Vec<u64> = parking.records.iter().filter(|r| r.2).map(|r| r.0).collect();
         for (sequence, place, lost) in parking.records {
             let Some(logged) = volume.log.record(sequence) else {
                 // The store has it by now.
@@ -297,6 +313,10 @@ impl<B: Clone> WriteLog<B> {
                 volume.sums.lose(sequence);
             }
             self.segments.let_go(logged.batch);
+        }
+        if !lost.is_empty() {
+            volume.log.lose(lost);
+            volume.destager.makes_anew();
         }
     }
 }

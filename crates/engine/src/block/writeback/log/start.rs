@@ -18,9 +18,17 @@ impl<B: Clone> WriteLog<B> {
         volume.log.reserve(found.records.len());
         volume.sums.reserve(found.records.len());
         let mut shown = Vec::with_capacity(found.records.len());
+        let mut lost = Vec::new();
+        for bad in &found.unreadable {
+            volume.bad.add(bad.offset..bad.offset + bad.length);
+        }
         for dirty in &found.records {
             let record = &dirty.entry.record;
             if record.sequence <= volume.log.frontier() {
+                // A failed log leaves out nothing: the store has it.
+                if record.kind != RecordKind::Mark {
+                    volume.bad.remove(record.offset..record.offset + record.length);
+                }
                 match dirty.parked {
                     Some(generation) => self.segments.let_go_parked(generation, Some(1)),
                     None => self.segments.let_go(dirty.batch),
@@ -51,12 +59,16 @@ impl<B: Clone> WriteLog<B> {
                 continue;
             }
             let holds = match logged.holds() {
-                Holds::Bytes(_) if !dirty.entry.readable => Holds::Unreadable,
+                Holds::Bytes(_) if !dirty.entry.readable => {
+                    lost.push(sequence);
+                    Holds::Unreadable
+                }
                 holds => holds,
             };
             shown.push((logged.at..logged.at + logged.len, sequence, holds));
         }
         volume.overlay = Overlay::build(shown);
+        volume.log.lose(lost);
         if self.start == Start::Started {
             volume.log.recovered();
         }

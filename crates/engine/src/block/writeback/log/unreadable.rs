@@ -1,0 +1,213 @@
+//! What of a volume was left out of its store because it could not be read: reads of it fail until it is written or discarded [bad].
+//!
+//! Every FRONTIER lists it, so that the log may let the records go. A table has room for [`MAX_UNREADABLE`] stretches of all volumes together; where
+//! segments are small for one of an eighth of a segment. A window after which more would have to be listed does not begin: then a volume stops
+//! before what cannot be read, whatever its order.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use larder_format::block::write_log::frontier::MAX_UNREADABLE;
+use larder_format::block::write_log::{Extent, SegmentGeometry};
+
+use super::super::overlay::Dirty;
+use super::super::planted::Planted;
+use super::super::volume_log::Order;
+use super::WriteLog;
+
+/// So often, one after the other, a record may not be readable for the destager before it counts as lost.
+const READ_TRIES: u32 = 4;
+/// Bytes of a stretch in the table.
+const LISTED: usize = 16;
+
+/// How many stretches a FRONTIER of a log with such segments lists at most.
+pub(super) fn most(geometry: SegmentGeometry) -> usize {
+    MAX_UNREADABLE.min(geometry.bytes() as usize / 8 / LISTED)
+}
+
+/// Bytes of a volume: stretches that neither overlap nor meet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unreadable {
+    /// Where each ends, by its first byte.
+    all: BTreeMap<u64, u64>,
+}
+
+impl Unreadable {
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// How many stretches.
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// These cannot be read.
+    pub(super) fn add(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let (mut from, mut to) = (range.start, range.end);
+        let meets = self.all.range(..=to).rev().take_while(|(_, end)| **end >= from);
+        for at in meets.map(|(&at, _)| at).collect::<Vec<u64>>() {
+            let end = self.all.remove(&at).unwrap_or(to);
+            (from, to) = (from.min(at), to.max(end));
+        }
+        self.all.insert(from, to);
+    }
+
+    /// There is something newer.
+    pub(super) fn remove(&mut self, range: Range<u64>) {
+        for hit in self.within(range.clone()).collect::<Vec<_>>() {
+            let before = self.all.range(..=hit.start).next_back();
+            let Some((from, to)) = before.map(|(&from, &to)| (from, to)) else { continue };
+            self.all.remove(&from);
+            if from < range.start {
+                self.all.insert(from, range.start);
+            }
+            if to > range.end {
+                self.all.insert(range.end, to);
+            }
+        }
+    }
+
+    /// Those in this range, in order.
+    pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let (start, end) = (range.start, range.end.max(range.start));
+        let before = self.all.range(..start).next_back();
+        let all = before.into_iter().chain(self.all.range(start..end));
+        let cut = move |(&from, &to): (&u64, &u64)| from.max(start)..to.min(end);
+        all.map(cut).filter(|range| !range.is_empty())
+    }
+
+    /// As a FRONTIER lists them.
+    pub(super) fn listed(&self) -> Vec<Extent> {
+        self.all.iter().map(|(&offset, &end)| Extent { offset, length: end - offset }).collect()
+    }
+
+    /// After a window that brings these stretches to the store, and leaves those out.
+    pub(super) fn after(&self, stored: &[Dirty], skipped: &[Dirty]) -> Unreadable {
+        let mut after = self.clone();
+        if !after.is_empty() {
+            stored.iter().for_each(|dirty| after.remove(dirty.at..dirty.at + dirty.len));
+        }
+        skipped.iter().for_each(|dirty| after.add(dirty.at..dirty.at + dirty.len));
+        after
+    }
+}
+
+impl<B: Clone> WriteLog<B> {
+    /// A stretch that was to be destaged could not be read, or is not what was written. It may be the next time; what fails again and again counts
+    /// as lost: reads of it fail, `any` goes on without it, and other orders stop before it.
+    pub fn unread(&mut self, attachment: u32, dirty: &Dirty) {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        let tries = volume.unread.entry(dirty.sequence).or_default();
+        *tries += 1;
+        if *tries < READ_TRIES {
+            return;
+        }
+        volume.unread.remove(&dirty.sequence);
+        let Some(logged) = volume.log.record(dirty.sequence) else { return };
+        volume.log.lose([dirty.sequence]);
+        volume.overlay.moves(logged.range(), dirty.sequence, None);
+        volume.destager.makes_anew();
+    }
+
+    /// How many stretches of this volume may be listed: of a log that has failed nothing is, and nothing left out.
+    pub(super) fn lists(&self, attachment: u32) -> Option<usize> {
+        if self.closed.is_some() {
+            return None;
+        }
+        let others = self.volumes.iter().filter(|(number, _)| **number != attachment);
+        let listed = |volume: &super::Attached| {
+            let next = volume.listing.as_ref().map_or(0, Unreadable::count);
+            volume.bad.count().max(next)
+        };
+        let others: usize = others.map(|(_, volume)| listed(volume)).sum();
+        Some(most(self.config.geometry).saturating_sub(others))
+    }
+}
+
+impl super::Attached {
+    /// What a FRONTIER says now: of a window that the store has, what is so behind it.
+    pub(super) fn unreadable(&self) -> &Unreadable {
+        self.listing.as_ref().filter(|_| self.destager.is_noting()).unwrap_or(&self.bad)
+    }
+
+    /// The store has all up to here, and that is said, or may be (`notes`).
+    pub(super) fn said_by(&self, notes: bool) -> u64 {
+        if notes { self.stored } else { self.log.frontier() }
+    }
+
+    /// What cannot be read stops it, where so much may be listed.
+    pub(super) fn stops(&self, durable: u64, lists: Option<usize>) -> bool {
+        let next = |skips| self.log.next(durable, u64::MAX, true, skips);
+        let any = self.destager.order() == Order::Any;
+        let bad = any && self.bad.count() >= lists.unwrap_or(0);
+        self.log.unreadable_bytes() > 0
+            && self.destager.is_idle()
+            && (!any || bad)
+            && next(true).is_some()
+            && next(false).is_none()
+    }
+
+    /// Bytes of which reads fail.
+    pub(super) fn unreadable_bytes(&self) -> u64 {
+        let mut bytes = self.log.unreadable_bytes();
+        for range in self.bad.within(0..u64::MAX) {
+            self.overlay.look(range, |stretch| {
+                if let super::Stretch::Clean(_, len) = stretch {
+                    bytes += len;
+                }
+            });
+        }
+        bytes
+    }
+
+    /// The log knows a window durably.
+    pub(super) fn listed(&mut self, forgets: bool) {
+        if let Some(after) = self.listing.take() {
+            self.bad = after;
+            if forgets {
+                self.bad = Unreadable::default();
+            }
+        }
+    }
+}
+
+/// Whether what was left out is forgotten.
+pub(super) fn forgets(fault: super::Fault) -> bool {
+    fault.is(Planted::SkippedForgotten)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn stretches_are_what_single_bytes_say(
+            steps in prop::collection::vec((0..64u64, 0..24u64, any::<bool>()), 0..60),
+        ) {
+            let mut all = Unreadable::default();
+            let mut plain = [false; 100];
+            for (at, len, bad) in steps {
+                plain[at as usize..(at + len) as usize].fill(bad);
+                if bad {
+                    all.add(at..at + len);
+                } else {
+                    all.remove(at..at + len);
+                }
+                let mut seen = [false; 100];
+                all.within(0..100).for_each(|r| seen[r.start as usize..r.end as usize].fill(true));
+                assert_eq!(seen, plain);
+                let runs = plain.chunk_by(|a, b| a == b).filter(|run| run[0]).count();
+                assert_eq!((all.count(), all.is_empty()), (runs, runs == 0));
+                let part: u64 = all.within(7..31).map(|r| r.end - r.start).sum();
+                assert_eq!(part, plain[7..31].iter().filter(|bad| **bad).count() as u64);
+            }
+        }
+    }
+}
