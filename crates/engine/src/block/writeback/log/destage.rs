@@ -77,6 +77,8 @@ pub struct Status {
     pub failures: u32,
     /// Bytes of log that were destaged so far.
     pub destaged: u64,
+    /// For want of write budget it is answered no faster than its store.
+    pub slowed: bool,
     /// Where epochs end at marks alone: those that ended elsewhere,
     pub missed_marks: u64,
     /// whether what the store is at since is no mark,
@@ -355,6 +357,7 @@ impl<B: Clone> WriteLog<B> {
             epoch: volume.destager.epoch(),
             failures: volume.destager.failures(),
             destaged: volume.destaged,
+            slowed: volume.is_slowed(),
             missed_marks: volume.missed_marks,
             off_mark: volume.off_mark,
             no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
@@ -408,7 +411,7 @@ impl Attached {
     /// Whether what may be destaged goes to the store whatever its time is, and whether an epoch may end anywhere. `starved`: the log has no
     /// room.
     fn presses(&self, now: Nanos, starved: bool) -> (bool, bool) {
-        let full = self.log.held() * 2 >= self.throttle.bound();
+        let full = self.log.held() * 2 >= self.bound_now(now);
         let aged = self.age.zip(self.oldest());
         let aged = aged.is_some_and(|(age, oldest)| age.presses(oldest) <= now);
         // No mark comes any more to a log that has failed.
@@ -423,7 +426,7 @@ impl Attached {
     }
 
     /// Whether epochs are to end at marks alone.
-    fn wants_marks(&self) -> bool {
+    pub(super) fn wants_marks(&self) -> bool {
         matches!(self.destager.order(), Order::Journaled(cuts) if cuts.are_marks())
     }
 
