@@ -41,6 +41,9 @@ impl Watch {
                 self.next_look = cache.now() + Nanos(watch::LOOK.as_nanos() as u64);
             }
         }
+        if !cache.is_operated() {
+            cache.economise(volume);
+        }
         if cache.now() >= self.next_marker {
             cache.refresh_marker(volume);
             self.next_marker = cache.now() + MARKER;
