@@ -174,6 +174,28 @@ pub struct BudgetState {
     pub owed: u64,
 }
 
+/// How much of the budget a writer still has that cannot hold its writes back, such as a log of clients' writes. Ascending.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Means {
+    /// So much is owed that it must stop writing to this drive: the income of [`SPENT_SECONDS`], or [`SPENT_PART`] of what can be saved
+    /// up where that is more.
+    Spent,
+    /// Nothing is left: it is to write less.
+    Short,
+    /// Something is left.
+    Enough,
+    /// [`PLENTY_PART`] of what can be saved up is, or as much of the first fill: who has stopped may write again.
+    #[default]
+    Plenty,
+}
+
+/// Seconds of income that are owed, at least, before a writer is to stop.
+pub const SPENT_SECONDS: u64 = 60;
+/// One over the part of what can be saved up that is owed, at least, before a writer is to stop: 15 minutes' income of 6 hours'.
+pub const SPENT_PART: u64 = 24;
+/// One over the part of what can be saved up that is there before a writer that has stopped writes again.
+pub const PLENTY_PART: u64 = 4;
+
 impl WriteBudget {
     /// A budget for a cache on `flash` bytes. `state`: what [`WriteBudget::state`] gave at the last stop; without it the
     /// bucket starts empty, and the flash is taken to be empty too.
@@ -259,6 +281,21 @@ impl WriteBudget {
     /// Whether nothing is held back for the first fill of the flash: there is no limit, or part of the loan is left.
     pub fn lends(&self) -> bool {
         self.limit.as_ref().is_none_or(|l| l.loan > 0 && l.owed == 0)
+    }
+
+    /// How much is left.
+    pub fn means(&mut self, now: Nanos) -> Means {
+        let available = self.available(now);
+        let Some(limit) = &self.limit else { return Means::Plenty };
+        let second = u128::from(limit.rate) / 1_000_000;
+        let burst = limit.burst / TOKEN;
+        let spent = (second * u128::from(SPENT_SECONDS)).max(burst / u128::from(SPENT_PART)).max(1);
+        match (u128::from(limit.owed), u128::from(available)) {
+            (owed, _) if owed >= spent => Means::Spent,
+            (_, 0) => Means::Short,
+            (0, available) if available >= burst / u128::from(PLENTY_PART) => Means::Plenty,
+            _ => Means::Enough,
+        }
     }
 
     /// What [`WriteBudget::grant`] would give now at most.
@@ -556,6 +593,33 @@ mod tests {
         assert!(b.affords(secs(13), 1000) && !b.affords(secs(13), 1001));
         assert_eq!(b.available(secs(14)), 2000);
         assert_eq!(b.state(secs(14)).spent, 12_000);
+    }
+
+    #[test]
+    fn a_writer_stops_at_a_debt_and_goes_on_when_a_quarter_is_saved_up() {
+        // An hour's burst is 3,600,000 bytes, its 24th 150,000: 150 seconds.
+        let mut b =
+            WriteBudget::new(&thousand(false), ByteSize(50_000), None, Nanos::ZERO).unwrap();
+        assert_eq!(b.means(Nanos::ZERO), Means::Short, "it starts empty");
+        assert_eq!(b.means(secs(10)), Means::Enough);
+        b.charge(secs(10), 10_000 + 149_999);
+        assert_eq!(b.means(secs(10)), Means::Short);
+        b.charge(secs(10), 1);
+        assert_eq!(b.means(secs(10)), Means::Spent);
+        assert_eq!(b.means(secs(11)), Means::Short);
+        assert_eq!(b.means(secs(161)), Means::Enough);
+        assert_eq!(b.means(secs(160 + 899)), Means::Enough);
+        assert_eq!(b.means(secs(160 + 900)), Means::Plenty);
+        // While part of the first fill is left there is no lack.
+        let mut b = WriteBudget::new(&thousand(true), ByteSize::mib(4), None, Nanos::ZERO).unwrap();
+        assert_eq!(b.means(Nanos::ZERO), Means::Plenty);
+        b.charge(Nanos::ZERO, 4 << 20);
+        assert_eq!(b.means(Nanos::ZERO), Means::Short);
+        // Without an endurance there is always enough.
+        let config = WriteBudgetConfig::default();
+        let mut off = WriteBudget::new(&config, ByteSize(50_000), None, Nanos::ZERO).unwrap();
+        off.charge(Nanos::ZERO, 1 << 60);
+        assert_eq!(off.means(Nanos::ZERO), Means::Plenty);
     }
 
     #[test]

@@ -95,6 +95,7 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         destaged_bytes: s.destaged,
         generation: now.generation,
         failures: u64::from(s.failures),
+        slowed_for_budget: s.slowed,
         age_max_seconds: s.age.map(|age| age.most.0 as f64 / 1e9),
         age_hard: s.age.is_some_and(|age| age.hard),
         age_over: s.is_old,
@@ -148,6 +149,11 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
             "volume '{name}': it holds {} of the {} of the write log that it may: writes are as slow as its store",
             ByteSize(back.held_bytes),
             ByteSize(back.bound_bytes)
+        ));
+    }
+    if back.slowed_for_budget {
+        alarms.push(format!(
+            "volume '{name}': the write budget is used up: writes are as slow as its store; if that is not enough it is written through for a while"
         ));
     }
     if back.age_over {

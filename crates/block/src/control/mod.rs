@@ -597,6 +597,12 @@ impl Control {
                 let last = v.store.last_failure.as_deref().unwrap_or("nothing said why");
                 alarms.push(format!("volume '{}': its store fails: {last}", v.name));
             }
+            if let Some(mode) = &v.through_for_budget {
+                alarms.push(format!(
+                    "volume '{}': the write budget is used up: it is written through, and writes back ({mode}) when there is budget again",
+                    v.name
+                ));
+            }
             if let Some(back) = &v.write_back {
                 alarms.extend(back::alarms(&v.name, back));
             }
@@ -736,6 +742,7 @@ impl Control {
         status.rule = rule.as_str().to_owned();
         status.selected = selected;
         status.verdicts = named(&attached.verdicts());
+        status.through_for_budget = self.cache.saves(&attached.name).map(|back| back.to_string());
         status.write_back = self.cache.back_status(&attached.name).map(|back| back::shown(&back));
         status
     }

@@ -216,6 +216,8 @@ pub struct VolumeStatus {
     pub verdicts: Counts,
     /// How it writes back; `None`: it writes through.
     pub write_back: Option<BackVolume>,
+    /// It is written through for want of write budget, and writes back like this, as `--write` says it, when there is budget again.
+    pub through_for_budget: Option<String>,
     /// Its store.
     pub store: StoreStatus,
 }
@@ -246,6 +248,8 @@ pub struct BackVolume {
     pub generation: u64,
     /// Failures of the store, or its flush, since destaging worked last.
     pub failures: u64,
+    /// For want of write budget its clients are answered no faster than its store takes what is dirty.
+    pub slowed_for_budget: bool,
     /// How old the oldest dirty write may become, seconds; none where it waits for the log to fill up.
     pub age_max_seconds: Option<f64>,
     /// Writes are not answered while it is older.

@@ -17,6 +17,7 @@ use larder_policy::block::{BlockKind, Reason, VerdictCounts, VolumeId};
 use larder_runtime::RingChoice;
 use larder_volume::Alone;
 
+use super::back::Saves;
 use super::flusher::Flusher;
 use super::locked;
 use super::open::{CacheConfig, CacheError};
@@ -79,6 +80,8 @@ pub struct Attached {
     pub(super) attachment: AtomicU32,
     /// It changes over between writing through and writing back, or goes: by one at a time.
     pub(super) changing: Arc<AtomicBool>,
+    /// What the write budget makes of it.
+    pub(super) saves: Mutex<Saves>,
     pub(super) admission: Mutex<node::StoredAdmission>,
     /// Verdicts on its requests that no policy gave.
     governed: Mutex<VerdictCounts>,
@@ -210,6 +213,7 @@ impl Attached {
             line,
             attachment: AtomicU32::new(0),
             changing: Arc::default(),
+            saves: Mutex::default(),
             counters: VolumeCounters::default(),
             account: Account::new(share),
             accounted: AtomicU64::new(0),

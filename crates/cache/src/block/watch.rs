@@ -44,6 +44,9 @@ impl Watch {
                 self.next_look = cache.now() + Nanos(watch::LOOK.as_nanos() as u64);
             }
         }
+        if !cache.is_operated() {
+            cache.economise(volume);
+        }
         let refresh = cache.now() >= self.next_refresh;
         if refresh || cache.now() >= self.next_marker {
             cache.look_at_marker(volume, refresh);

@@ -275,6 +275,7 @@ pub(super) fn row(v: &VolumeStatus) -> Option<Vec<String>> {
     let back = v.write_back.as_ref()?;
     let state = match (&back.closed, back.failures) {
         (Some(_), _) => "closed".to_owned(),
+        (None, 0) if back.slowed_for_budget => "slowed".to_owned(),
         (None, 0) => "ok".to_owned(),
         (None, n) => format!("{n} failed"),
     };

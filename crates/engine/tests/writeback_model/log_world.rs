@@ -22,13 +22,14 @@ use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::Planted;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{
-    Asked, Asks, Config, Found, Kept, Lies, Parks, Piece, Said, Sums, ToWrite, WriteLog,
+    Append, Asked, Asks, Config, Found, Kept, Lies, Parks, Piece, Said, Sums, ToWrite, WriteLog,
 };
 use larder_engine::block::writeback::overlay::{Dirty, Holds};
 use larder_engine::block::writeback::throttle::Age;
 use larder_engine::block::writeback::volume_log::{Kind, Order};
 use larder_format::Uuid;
 use larder_format::block::write_log::{SegmentGeometry, pieces};
+use larder_policy::budget::Means;
 
 use device::{LogDevice, Store};
 
@@ -177,6 +178,8 @@ pub(super) struct World {
     carries: bool,
     /// Nothing crashes for long.
     is_calm: bool,
+    /// There is a write budget, which has more or less left.
+    purse: Option<Rng>,
     /// The share of looks at a footer's write that end it.
     footers: f64,
     /// While a start goes on, of each volume how much of its log it has found.
@@ -245,6 +248,7 @@ impl World {
             may_fail,
             carries: seed % 4 == 3,
             is_calm: seed % 8 == 5,
+            purse: (seed % 8 == 6).then(|| Rng::new(seed)),
             footers: if seed % 8 == 5 { 0.02 } else { 0.05 },
             starting: None,
             withheld: Vec::new(),
@@ -304,8 +308,8 @@ impl World {
         for (op, failed) in asks.answers {
             self.answered(op, failed)?;
         }
-        for (op, _) in asks.through {
-            self.through(op)?;
+        for (op, append) in asks.through {
+            self.through(op, append.as_ref())?;
         }
         self.hear_marks()?;
         self.check_held()
@@ -474,6 +478,7 @@ impl World {
                 return Ok(());
             }
             self.now.0 += self.rng.below(200_000);
+            self.afford()?;
             if self.rng.below(200) == 0 {
                 let some = self.rng.below(self.volumes.len() as u64) as usize;
                 self.stuck = self.rng.chance(0.5).then_some(some);
@@ -652,6 +657,20 @@ impl World {
         // What was answered meanwhile, nobody waited for.
         let held = self.log.status(self.now, attachment).map_or(0, |s| s.held.0);
         self.volumes[v].may_hold = self.volumes[v].may_hold.max(held);
+        self.carry(asks)
+    }
+
+    /// The write budget has more or less left, now and then.
+    fn afford(&mut self) -> Checked {
+        const ALL: [Means; 4] = [Means::Spent, Means::Short, Means::Enough, Means::Plenty];
+        let Some(purse) = &mut self.purse else { return Ok(()) };
+        if purse.below(40) > 0 {
+            return Ok(());
+        }
+        let means = ALL[purse.below(4) as usize];
+        self.says(|| format!("the write budget: {means:?}"));
+        let mut asks = Asks::default();
+        self.log.afford(self.now, means, &mut asks);
         self.carry(asks)
     }
 

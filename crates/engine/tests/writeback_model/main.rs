@@ -138,6 +138,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::CopyForgotten
         | Planted::AgeIgnored
         | Planted::SkippedForgotten
+        | Planted::ThroughAroundDirt
         | Planted::OlderFrontierCounts => "",
     };
     let mut missed = Vec::new();
@@ -195,6 +196,7 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 31] =
         (P::FlushBegunBefore, "acf"),
         (P::MarkNotAwaited, "acf"),
         (P::AgeIgnored, "acf"),
+        (P::ThroughAroundDirt, "acf"),
         (P::StartNotFlushed, "acf"),
         (P::PinsIgnored, "acf"),
         (P::FooterBeforePayload, "acf"),

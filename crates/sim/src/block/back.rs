@@ -5,18 +5,24 @@ use std::collections::BTreeMap;
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::defaults;
-use larder_engine::block::writeback::destager;
+use larder_engine::block::node::logged::call_log;
+use larder_engine::block::writeback::economy::{Change, Thrift};
+use larder_engine::block::writeback::holder::{Comer, Held, Holder};
 use larder_engine::block::writeback::log::{Attach, Config, Status, WriteLog};
+use larder_engine::block::writeback::marker::{Read, Step};
 use larder_engine::block::writeback::throttle::Age;
 use larder_engine::block::writeback::words::{BACK, Mode, NotBack};
+use larder_engine::block::writeback::{Fault, destager};
 use larder_format::Uuid;
+use larder_format::block::marker as format;
+use larder_format::block::superblock::{HoldsState, WrittenBack};
 use larder_format::block::write_log::SegmentGeometry;
 use larder_format::block::write_log::segment::SEGMENT_BYTES;
 
 use super::BlockSim;
-use super::node::Blank;
+use super::node::{Blank, SimNode};
 use super::spec::{Block, Wrong};
-use super::world::Event;
+use super::world::{Event, World};
 
 /// A segment of a small log is smaller than that of a daemon's, and not so small that a batch does not fit.
 const LEAST_SEGMENT: u64 = 2 << 20;
@@ -113,6 +119,8 @@ impl Stated {
             depth,
             log: RefCell::new(WriteLog::new(config)),
             volumes: RefCell::default(),
+            gone: Cell::default(),
+            saves: RefCell::default(),
             looked: Cell::default(),
         })
     }
@@ -156,6 +164,10 @@ pub(super) struct Back {
     pub log: RefCell<WriteLog<Blank>>,
     /// Attachment numbers of volumes.
     volumes: RefCell<BTreeMap<u32, u32>>,
+    /// Bytes that were destaged of volumes that are written through by now.
+    gone: Cell<u64>,
+    /// What the write budget makes of volumes that wrote back when they came.
+    saves: RefCell<BTreeMap<u32, Saves>>,
     looked: Cell<Looked>,
 }
 
@@ -164,11 +176,10 @@ impl Back {
         self.volumes.borrow().get(&volume).copied()
     }
 
-    /// A volume comes.
-    pub(super) fn attach(&self, now: Nanos, volume: u32) {
-        let mut volumes = self.volumes.borrow_mut();
-        let attachment = volumes.len() as u32 + 1;
-        volumes.insert(volume, attachment);
+    /// A volume comes, with this attachment number.
+    pub(super) fn attach(&self, now: Nanos, volume: u32, attachment: u32) {
+        self.volumes.borrow_mut().insert(volume, attachment);
+        self.saves.borrow_mut().entry(volume).or_default();
         let Mode { order, pace } = self.stated.mode;
         let (most, depth) = (defaults::WINDOW.0, self.depth);
         let attach = Attach {
@@ -193,7 +204,18 @@ impl Back {
 
     /// Bytes of the log that were destaged since the start.
     pub(super) fn destaged(&self, now: Nanos) -> u64 {
-        self.statuses(now).iter().map(|status| status.destaged).sum()
+        self.statuses(now).iter().map(|status| status.destaged).sum::<u64>() + self.gone.get()
+    }
+
+    /// Whether clients of a volume wait while it changes over.
+    pub(super) fn is_held(&self, volume: u32) -> bool {
+        self.saves.borrow().get(&volume).is_some_and(|saves| saves.held)
+    }
+
+    /// Volumes that are written through for want of write budget.
+    #[cfg(test)]
+    pub(super) fn through(&self) -> usize {
+        self.saves.borrow().values().filter(|saves| saves.thrift.is_through()).count()
     }
 
     /// What has been since it was last looked at, and how it is now.
@@ -245,6 +267,136 @@ impl Back {
     }
 }
 
+/// A volume under the write budget.
+#[derive(Default)]
+struct Saves {
+    thrift: Thrift,
+    /// It changes over.
+    way: Option<Way>,
+    /// Its clients wait.
+    held: bool,
+}
+
+/// A volume that changes over.
+struct Way {
+    change: Change,
+    holder: Holder,
+    /// When the present step was begun, whether something was asked for, and until when, or up to which record, it lasts.
+    since: Nanos,
+    begun: bool,
+    until: u64,
+}
+
+impl Way {
+    /// It has no marker: a simulation does not crash.
+    fn new(change: Change, attachment: u32, now: Nanos) -> Way {
+        let cache = Uuid([0; 16]);
+        let holds = match change {
+            Change::Through => HoldsState::Open,
+            Change::Back => HoldsState::Clean,
+        };
+        let entry = WrittenBack {
+            volume: cache,
+            attachment,
+            began: 0,
+            holds,
+            generation: 1,
+            marker: 0,
+            order: format::Order::Any,
+        };
+        let holder = match change {
+            Change::Through => {
+                let held = Held { cache, entry, number: 0, marked: false, frontier: 0 };
+                Holder::goes_through(held, Fault::default())
+            }
+            Change::Back => {
+                let comer = Comer {
+                    cache,
+                    run: 1,
+                    record: Some(entry),
+                    logged: None,
+                    order: Some(format::Order::Any),
+                    marked: false,
+                    served: true,
+                    drains: false,
+                    fresh: cache,
+                };
+                Holder::comes(comer, Fault::default())
+            }
+        };
+        Way { change, holder, since: now, begun: false, until: 0 }
+    }
+
+    /// Begins a step, or looks whether it is done.
+    fn step(
+        &mut self,
+        step: Step,
+        (volume, attachment): (u32, Option<u32>),
+        now: Nanos,
+        node: &SimNode,
+        world: &mut World,
+    ) -> bool {
+        let Some(back) = &node.back else { return true };
+        let begins = !std::mem::replace(&mut self.begun, true);
+        match step {
+            Step::DestageMost | Step::Destage => {
+                let Some(attachment) = attachment else { return true };
+                if begins {
+                    call_log(node, None, |log, asks| log.drain(attachment, true, asks));
+                    let status = back.log.borrow().status(now, attachment);
+                    self.until = match step {
+                        Step::DestageMost => status.map_or(0, |status| status.positions[3]),
+                        _ => u64::MAX,
+                    };
+                }
+                let status = back.log.borrow().status(now, attachment);
+                let there = status.is_none_or(|status| status.positions[0] >= self.until);
+                if !there && !back.log.borrow().is_clean(attachment) {
+                    return false;
+                }
+                call_log(node, None, |log, asks| log.drain(attachment, false, asks));
+            }
+            Step::Hold if world.asked.values().any(|asked| asked.volume == volume) => return false,
+            Step::FlushStore => {
+                if begins {
+                    let done = world.store.flush(now);
+                    self.until = done.0;
+                    world.at(done, Event::WritesDue);
+                }
+                if now.0 < self.until {
+                    return false;
+                }
+            }
+            Step::Read => {
+                // (There is none that could forbid it.)
+                let _ = self.holder.read(Read::Absent { was: false }, None);
+                return true;
+            }
+            Step::Holds(holds) => {
+                let entry = self.holder.entry(holds);
+                self.holder.recorded(entry);
+                return true;
+            }
+            Step::Through => {
+                let Some(attachment) = attachment else { return true };
+                let mut log = back.log.borrow_mut();
+                let destaged = log.status(now, attachment).map_or(0, |status| status.destaged);
+                back.gone.set(back.gone.get() + destaged);
+                log.detach(attachment);
+                back.volumes.borrow_mut().remove(&volume);
+            }
+            Step::Answer => {
+                let run = world.written_back.iter().find(|run| run.volume == volume).copied();
+                world.written_back.extend(run);
+                back.attach(now, volume, world.written_back.len() as u32);
+            }
+            _ => {}
+        }
+        self.holder.done();
+        true
+    }
+}
+
 impl BlockSim {
     /// What is due in the log is done; when that is to be done again it will be.
     pub(super) fn wake_writes(&mut self, now: Nanos) {
@@ -265,6 +417,53 @@ impl BlockSim {
             break;
         }
         back.look(now);
+        self.economise(now);
+    }
+
+    /// Volumes change over if the write budget wants them to: the steps are the engine's, as a daemon carries them out.
+    fn economise(&mut self, now: Nanos) {
+        let Some(back) = &self.node.back else { return };
+        let means = self.node.limits.means(now);
+        let economy = call_log(&self.node, None, |log, asks| {
+            log.afford(now, means, asks);
+            *log.economy()
+        });
+        let Some((economy, _)) = economy else { return };
+        let mut all = std::mem::take(&mut *back.saves.borrow_mut());
+        for (&volume, saves) in &mut all {
+            let writes_back = back.attachment(volume).is_some();
+            if let Some(change) = saves.thrift.wants(now, writes_back, &economy) {
+                let attachment = back.attachment(volume).unwrap_or(0);
+                saves.way = Some(Way::new(change, attachment, now));
+            }
+            while let Some(way) = &mut saves.way {
+                let Some(step) = way.holder.next() else {
+                    let done = !way.holder.has_failed();
+                    saves.thrift.ended(now, way.change, done);
+                    (saves.way, saves.held) = (None, false);
+                    break;
+                };
+                let late = way.holder.within().is_some_and(|most| now > way.since + most);
+                if (late || !Thrift::goes_on(way.change, &economy)) && !way.holder.has_failed() {
+                    if way.begun {
+                        let attachment = back.attachment(volume).unwrap_or(0);
+                        call_log(&self.node, None, |log, asks| log.drain(attachment, false, asks));
+                    }
+                    way.holder.failed();
+                    (way.begun, way.since) = (false, now);
+                    continue;
+                }
+                if matches!(step, Step::Hold | Step::Release) {
+                    saves.held = step == Step::Hold;
+                }
+                let attachment = back.attachment(volume);
+                if !way.step(step, (volume, attachment), now, &self.node, &mut self.world) {
+                    break;
+                }
+                (way.begun, way.since) = (false, now);
+            }
+        }
+        *back.saves.borrow_mut() = all;
     }
 
     /// Counts of write-back until now, if it writes back.
@@ -275,7 +474,6 @@ impl BlockSim {
     /// Brings all that is dirty to the stores, as the end of a server does. Returns whether that is done.
     #[cfg(test)]
     pub(super) fn drain(&mut self) -> bool {
-        use larder_engine::block::node::logged::call_log;
         let Some(back) = &self.node.back else { return true };
         let attached: Vec<u32> = back.log.borrow().attached().collect();
         for attachment in attached {

@@ -270,7 +270,7 @@ impl BlockSim {
             let comes = Nanos(request.time.unwrap_or_default().0.max(self.world.now.0));
             self.run_until(comes);
         }
-        while self.world.asked.len() >= self.depth && self.turn() {}
+        while (self.world.asked.len() >= self.depth || self.is_held(request.app)) && self.turn() {}
         if self.world.files.as_ref().is_some_and(|f| f.full) {
             return Err(Stop::Table);
         }
@@ -503,7 +503,7 @@ impl BlockSim {
             failed: false,
             flush: false,
         };
-        let ticket = self.world.begin(answer, runs.len() as u32);
+        let ticket = self.world.begin(volume, answer, runs.len() as u32);
         for (at, len, volume) in runs {
             let op = match kind {
                 PartKind::Read => Op::Read { at, len },
@@ -528,15 +528,20 @@ impl BlockSim {
             return;
         }
         *unflushed = 0;
-        while self.world.asked.len() >= self.depth && self.turn() {}
+        while (self.world.asked.len() >= self.depth || self.is_held(volume)) && self.turn() {}
         let now = self.world.now;
         let answer =
             Answered { came: now.max(write.came), done: now, bytes: 0, flush: true, ..write };
-        let ticket = self.world.begin(answer, 1);
+        let ticket = self.world.begin(volume, answer, 1);
         let run = Run { volume, base: 0, whole: 0, number: 0 };
         let submit = Submit { volume: run, ticket, op: Op::Flush, holds: BlockKind::Unknown };
         self.queue.submit(&self.node, now, &mut self.world, submit);
         self.serve();
+    }
+
+    /// A volume changes over, and its clients wait. (Nor does the trace go on meanwhile: those of others wait, too.)
+    fn is_held(&self, volume: u32) -> bool {
+        self.node.back.as_ref().is_some_and(|back| back.is_held(volume))
     }
 
     /// A volume has come: it writes back, if volumes do.
@@ -545,7 +550,7 @@ impl BlockSim {
         let (base, left) = self.node.space.borrow_mut().map(volume, 0)?;
         let whole = self.node.whole(base + left, left, 0);
         self.world.written_back.push(Run { volume, base, whole, number: 0 });
-        back.attach(self.world.now, volume);
+        back.attach(self.world.now, volume, self.world.written_back.len() as u32);
         Ok(())
     }
 

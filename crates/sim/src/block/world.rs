@@ -127,6 +127,7 @@ type Events = BinaryHeap<Reverse<(Nanos, u64, Event)>>;
 /// A request of the trace under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
+    pub volume: u32,
     pub answer: Answered,
     /// Operations that it was cut into: one for each stretch of the line space that it touches.
     pub pieces: u32,
@@ -261,9 +262,9 @@ impl World {
     // ---- requests ----
 
     /// A request comes. Returns the ticket of its operations.
-    pub(super) fn begin(&mut self, answer: Answered, pieces: u32) -> u64 {
+    pub(super) fn begin(&mut self, volume: u32, answer: Answered, pieces: u32) -> u64 {
         self.next += 1;
-        self.asked.insert(self.next, Asked { answer, pieces });
+        self.asked.insert(self.next, Asked { volume, answer, pieces });
         self.next
     }
 

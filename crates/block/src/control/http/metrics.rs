@@ -238,10 +238,25 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
 fn write_back(r: &mut Registry, volumes: &[VolumeStatus]) {
     let back: Vec<(&str, &BackVolume)> =
         volumes.iter().filter_map(|v| Some((v.name.as_str(), v.write_back.as_ref()?))).collect();
+    let labels = |name: &str| vec![("volume", name.to_owned())];
+    let saving: Vec<&VolumeStatus> = volumes
+        .iter()
+        .filter(|v| v.write_back.is_some() || v.through_for_budget.is_some())
+        .collect();
+    if !saving.is_empty() {
+        let through = |v: &VolumeStatus| f64::from(u8::from(v.through_for_budget.is_some()));
+        r.register(
+            "volume_through_for_budget",
+            "1 while a volume that writes back is written through for want of write budget",
+            saving
+                .iter()
+                .map(|v| (labels(&v.name), ConstGauge::new(through(v))))
+                .collect::<Gauges>(),
+        );
+    }
     if back.is_empty() {
         return;
     }
-    let labels = |name: &str| vec![("volume", name.to_owned())];
     let now = |pick: fn(&BackVolume) -> f64| -> Gauges {
         back.iter().map(|(name, b)| (labels(name), ConstGauge::new(pick(b)))).collect()
     };
@@ -278,6 +293,11 @@ fn write_back(r: &mut Registry, volumes: &[VolumeStatus]) {
         "volume_destage_failures",
         "Failures of a volume's store or its flush since destaging worked last",
         now(|b| b.failures as f64),
+    );
+    r.register(
+        "volume_slowed_for_budget",
+        "1 while clients of a volume are answered no faster than its store for want of write budget",
+        now(|b| f64::from(u8::from(b.slowed_for_budget))),
     );
     r.register(
         "volume_write_log_closed",
@@ -395,6 +415,7 @@ mod tests {
                 destaged_bytes: 77,
                 generation: 3,
                 failures: 2,
+                slowed_for_budget: true,
                 closed: Some("the device failed".into()),
                 ..BackVolume::default()
             }),
@@ -411,6 +432,8 @@ mod tests {
             "volume_destaged_bytes_total{volume=\"b\"} 77",
             "volume_destage_failures{volume=\"b\"} 2.0",
             "volume_write_log_closed{volume=\"b\"} 1.0",
+            "volume_slowed_for_budget{volume=\"b\"} 1.0",
+            "volume_through_for_budget{volume=\"b\"} 0.0",
             "volume_generation{volume=\"b\"} 3.0",
         ] {
             let line = format!("\nlarder_block_{line}\n");

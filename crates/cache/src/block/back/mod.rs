@@ -11,6 +11,7 @@ mod recover;
 mod site;
 mod start;
 mod steps;
+mod thrift;
 mod view;
 mod words;
 
@@ -43,6 +44,8 @@ pub use larder_engine::block::writeback::throttle::Age;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
 pub(super) use start::{check_through, start};
 use steps::{NotDone, Way};
+
+pub(super) use thrift::Saves;
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
@@ -433,19 +436,39 @@ impl Core {
             return Err(fail("a run that is recorded has no volumes that write back"));
         }
         match (&wish.back, volume.attachment()) {
+            // It would write back when there is budget again.
+            (None, None) if self.stays_through(&volume) => Ok(true),
+            (Some(_), None) if self.saves(name).is_some() => Err(fail(
+                "the write budget is used up: it writes back by itself when there is budget again",
+            )),
+            _ => self.changes_over(&volume, wish, go_on),
+        }
+    }
+
+    /// The same, whoever wants it.
+    fn changes_over(
+        &self,
+        volume: &Arc<Attached>,
+        wish: &BackWish,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<bool, CacheError> {
+        let name = &volume.name;
+        let fail =
+            |reason: &str| CacheError::Volume { name: name.clone(), reason: reason.to_owned() };
+        match (&wish.back, volume.attachment()) {
             (None, None) => Err(fail("it writes through already")),
             (Some(_), Some(_)) => Err(fail(
                 "it writes back already: have it write through first, and then back in another way",
             )),
             (None, Some(_)) => {
-                Ok(self.let_go_back(&volume, Holder::goes_through, go_on)?.unwrap_or(true))
+                Ok(self.let_go_back(volume, Holder::goes_through, go_on)?.unwrap_or(true))
             }
             (Some(_), None) => {
                 if volume.volume().capabilities().read_only {
                     return Err(fail("it is only read, and writes nothing back"));
                 }
-                let _alone = self.alone(&volume)?;
-                let of = name.to_owned();
+                let _alone = self.alone(volume)?;
+                let of = name.clone();
                 let found = self.on_log(move |log| {
                     let sb = log.superblock()?;
                     let volume = sb.volumes.iter().find(|v| v.name == of);
@@ -454,7 +477,7 @@ impl Core {
                 let Some((cache, record)) = found.filter(|_| self.is_enabled()) else {
                     return Err(fail("it is to write back, and the cache is not used"));
                 };
-                self.write_back(&volume, record, cache, wish, None, true).map(|()| true)
+                self.write_back(volume, record, cache, wish, None, true).map(|()| true)
             }
         }
     }

@@ -11,6 +11,7 @@ mod losses;
 mod refused;
 mod rules;
 mod sparse;
+mod thrift;
 mod through;
 
 use std::fs::File;

@@ -25,7 +25,7 @@ use larder_policy::block::{
     BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Observed, Reason, Rule,
     Verdict as PolicyVerdict, Victim,
 };
-use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
+use larder_policy::budget::{BudgetState, KeptBudget, Means, WriteBudget};
 
 use super::backoff::Backoff;
 use super::failing::Failures;
@@ -135,6 +135,11 @@ impl Limits {
     pub fn budget(&self, now: Nanos) -> Option<(f64, u64)> {
         let budget = &mut self.ledger()?.budget;
         Some((budget.rate()?, budget.available(now)))
+    }
+
+    /// How much of the budget the write log has, which cannot hold its writes back.
+    pub fn means(&self, now: Nanos) -> Means {
+        self.ledger().map_or(Means::Plenty, |mut ledger| ledger.budget.means(now))
     }
 
     /// Bytes that were charged since the cache was first filled; 0 without a budget.

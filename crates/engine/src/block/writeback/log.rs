@@ -24,6 +24,7 @@ mod marks;
 mod memory;
 mod parking;
 mod put_aside;
+mod slowed;
 mod start;
 mod sums;
 mod unreadable;
@@ -45,6 +46,7 @@ pub use sums::Sums;
 use unreadable::Unreadable;
 
 use super::destager::{self, Destager, Pace};
+use super::economy::Economy;
 use super::overlay::{Holds, Overlay, Stretch};
 use super::planted::{Fault, Planted};
 use super::recovery::Recovered;
@@ -285,6 +287,8 @@ struct Attached {
     missed_marks: u64,
     off_mark: bool,
     throttle: Throttle,
+    /// The write budget has it answer no faster than its store.
+    slow: bool,
     /// What it may hold of the log, where that is stated.
     stated: Option<u64>,
     destager: Destager,
@@ -371,6 +375,7 @@ pub struct WriteLog<B> {
     /// A flush has failed: what was not durable by then never counts as durable.
     unsure: bool,
     start: Start,
+    economy: Economy,
     fault: Fault,
 }
 
@@ -423,6 +428,7 @@ impl<B: Clone> WriteLog<B> {
             closed: None,
             unsure: false,
             start: Start::Started,
+            economy: Economy::default(),
             fault: Fault::default(),
         }
     }
@@ -475,6 +481,7 @@ impl<B: Clone> WriteLog<B> {
             missed_marks: 0,
             off_mark: false,
             throttle: Throttle::new(0, now),
+            slow: self.economy.is_slow(),
             stated: bound,
             destager: Destager::new(destage, epoch),
             epoch_memory: 0,
@@ -608,7 +615,8 @@ impl<B: Clone> WriteLog<B> {
         if self.closed.is_some() {
             return self.append_closed(append, asks);
         }
-        if !self.volumes.contains_key(&append.attachment) {
+        let around = self.economy.is_spent() && self.fault.is(Planted::ThroughAroundDirt);
+        if !self.volumes.contains_key(&append.attachment) || around {
             return asks.through.push((append.op, Some(append)));
         }
         self.waiting.push_back(append);
@@ -757,7 +765,8 @@ impl<B: Clone> WriteLog<B> {
                 let due = due.filter(|_| !volume.is_over(now) || ignored);
                 if due.is_none_or(|due| due > now) {
                     // What is at the bound is not destaged before it is durable: that is not left to the clock.
-                    self.flush_wanted |= due.is_none() && volume.destager.is_idle();
+                    let waits = due.is_none() || volume.is_slowed();
+                    self.flush_wanted |= waits && volume.destager.is_idle();
                     break;
                 }
                 volume.throttle.acknowledged(now);
@@ -865,8 +874,10 @@ impl<B: Clone> WriteLog<B> {
                 .and_then(|logged| volume.due(now, u64::from(logged.room())));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };
+        let slow = |v: &Attached| v.is_slowed() && v.log.answerable(written).is_some();
+        let look = self.economy.looks().filter(|_| self.volumes.values().any(slow));
         let park = (self.full && self.park_after > now).then_some(self.park_after);
-        flush.into_iter().chain(park).chain(self.volumes.values().filter_map(of)).min()
+        flush.into_iter().chain(park).chain(look).chain(self.volumes.values().filter_map(of)).min()
     }
 
     /// Bytes that were written to the log so far, by this run.
@@ -939,7 +950,10 @@ impl Attached {
         if self.aside || self.log.acknowledged() == self.log.frontier() {
             return Some(now);
         }
-        self.throttle.due(now, self.log.held(), room)
+        match self.is_slowed() {
+            true => self.throttle.due_slowed(now, self.log.held(), room),
+            false => self.throttle.due(now, self.log.held(), room),
+        }
     }
 
     /// Where a dirty stretch lies.

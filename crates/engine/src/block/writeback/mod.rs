@@ -15,12 +15,14 @@
 //! | [`scan`] | what a start reads of the log, and what it could not read |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound; how old what is dirty may become |
+//! | [`economy`] | what the write budget makes of it: slower, through, back again |
 //! | [`words`] | how an order and a pace are said |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
 //! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`).
 
 pub mod destager;
+pub mod economy;
 pub mod holder;
 pub mod log;
 pub mod marker;

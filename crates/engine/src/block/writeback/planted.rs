@@ -94,6 +94,8 @@ faults! {
     TakenUpUnreplayed,
     /// `cleanfirst`: a volume that changes over is written through before its marker is clean.
     ThroughBeforeClean,
+    /// `through`: a write goes to the store for want of budget while its volume has something dirty.
+    ThroughAroundDirt,
     /// `again`: a marker that could not be written is not written again before a volume that stays is answered.
     FailedMarkForgotten,
     /// `setback`: a marker that was set back is believed.

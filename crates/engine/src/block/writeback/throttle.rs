@@ -9,6 +9,16 @@
 //! Near the bound the first term is `r`: clients go as fast as the store. The second spends the rest smoothly while the store is
 //! away. The *acknowledgement* is delayed, never the admission to the log: a write that had to wait to come into the log would depend
 //! on the one before it, and windows would shrink to one write.
+//!
+//! A volume whose log writes more to flash than the write budget has is *slowed*: what counts is not the bound then, but `b`, what its
+//! store takes in a second (at least 1 MiB, at most the bound), so that the log holds as much as keeps the store busy, and clients go as fast as the
+//! store does:
+//!
+//! ```text
+//! rate(x) = r · max( (1 − x₀) / (x − x₀),  1/2 )    x = held / b
+//! ```
+//!
+//! What is held beyond `b` is worked off at half of the store's rate beside what is answered: nobody waits for all of it.
 
 use larder_base::Nanos;
 
@@ -21,6 +31,11 @@ const MEMORY: f64 = 5.0;
 
 /// Clients have been writing as long as the last write was answered less than so long ago.
 const PAUSE: Nanos = Nanos::from_millis(100);
+
+/// A volume that is slowed is to hold what its store takes in so long, seconds.
+const SLOWED: f64 = 1.0;
+/// However much a volume holds that is slowed, it is answered at this part of its store's rate.
+const LEAST: f64 = 0.5;
 
 /// How old dirty data of a volume may become: the time since its oldest write was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +138,26 @@ impl Throttle {
         Some(((f64::from(depth) * share).ceil() as u32).clamp(1, depth.max(1)))
     }
 
+    /// What the volume is to hold while it is slowed: what its store takes in a second.
+    pub fn slowed_bound(&self, now: Nanos) -> u64 {
+        ((self.rate_at(now) * SLOWED) as u64).max(LEAST_WINDOW).min(self.bound)
+    }
+
+    /// The same as [`Throttle::due`] while the volume is slowed to its store's rate.
+    pub fn due_slowed(&self, now: Nanos, held: u64, bytes: u64) -> Option<Nanos> {
+        let due = self.due(now, held, bytes)?;
+        let share = held as f64 / self.slowed_bound(now).max(1) as f64;
+        if share <= FREE {
+            return Some(due);
+        }
+        let rate = self.rate_at(now) * ((1.0 - FREE) / (share - FREE)).max(LEAST);
+        if rate < 1.0 {
+            return None;
+        }
+        let wait = Nanos((bytes as f64 / rate * 1e9).min(u64::MAX as f64 / 2.0) as u64);
+        Some(due.max(Nanos(self.last.0.saturating_add(wait.0))))
+    }
+
     /// A write was acknowledged.
     pub fn acknowledged(&mut self, now: Nanos) {
         self.last = self.last.max(now);
@@ -141,6 +176,10 @@ mod tests {
 
     /// Clients that write at once when they are answered, before a store of this rate; what they get per second, over the second half.
     fn sustained(bound: u64, store: f64, clients: usize) -> (f64, f64, f64) {
+        sustained_so(bound, store, clients, false)
+    }
+
+    fn sustained_so(bound: u64, store: f64, clients: usize, slowed: bool) -> (f64, f64, f64) {
         let bytes = 4096u64;
         let mut throttle = Throttle::new(bound, Nanos(0));
         let (mut now, mut held, mut done) = (0.0, 0u64, 0u64);
@@ -157,9 +196,11 @@ mod tests {
                 owed -= take as f64;
                 throttle.destaged(seconds(now), take);
             }
-            while waiting > 0
-                && throttle.due(seconds(now), held, bytes).is_some_and(|at| at <= seconds(now))
-            {
+            let due = |throttle: &Throttle, held| match slowed {
+                true => throttle.due_slowed(seconds(now), held, bytes),
+                false => throttle.due(seconds(now), held, bytes),
+            };
+            while waiting > 0 && due(&throttle, held).is_some_and(|at| at <= seconds(now)) {
                 throttle.acknowledged(seconds(now));
                 done += 1;
                 // The client writes again; the log admits it at once.
@@ -216,6 +257,30 @@ mod tests {
         let gone = Throttle::new(60 * MIB, Nanos(0));
         let due = gone.due(Nanos(0), 45 * MIB, MIB).unwrap();
         assert!((due.0 as f64 / 1e9 - 4.0).abs() < 1e-3, "{due:?}");
+    }
+
+    /// Far below its bound a volume that is slowed goes as fast as its store, whatever that is, and holds a second of it.
+    #[test]
+    fn slowed_clients_go_as_fast_as_the_store() {
+        for store in [400_000.0, 4_000_000.0, 40_000_000.0] {
+            let (rate, gap, share) = sustained_so(1 << 30, store, 16, true);
+            assert!((rate / store - 1.0).abs() < 0.05, "{rate} of {store}");
+            assert!(gap < 0.5, "{gap} s at {store}");
+            let second = store.max(LEAST_WINDOW as f64) / (1u64 << 30) as f64;
+            assert!(share < 1.1 * second, "{share} at {store}");
+        }
+    }
+
+    /// What was held when it began is worked off, and clients go on at half of the store's rate meanwhile.
+    #[test]
+    fn what_is_held_beyond_is_worked_off_while_clients_go_on() {
+        let mut throttle = Throttle::new(1 << 30, Nanos(0));
+        throttle.destaged(seconds(10.0), 50_000_000);
+        throttle.acknowledged(seconds(10.0));
+        let due = throttle.due_slowed(seconds(10.0), 400_000_000, 1_000_000).unwrap();
+        assert!(((due - seconds(10.0)).0 as f64 / 1e9 - 0.2).abs() < 1e-3, "{due:?}");
+        assert_eq!(throttle.due_slowed(seconds(10.0), 1 << 30, 4096), None);
+        assert_eq!(throttle.due_slowed(seconds(10.0), 4096, 4096), Some(seconds(10.0)));
     }
 
     #[test]

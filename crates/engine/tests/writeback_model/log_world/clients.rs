@@ -1,7 +1,7 @@
 //! What clients do, and what they hear.
 
 use super::*;
-use larder_engine::block::writeback::log::{Append, MarkState, NOBODY};
+use larder_engine::block::writeback::log::{MarkState, NOBODY};
 
 impl World {
     fn op(&mut self, op: Op) -> OpId {

@@ -49,8 +49,18 @@ impl World {
     }
 
     /// The log has failed, and now its volume writes through. What waited goes to the store.
-    pub(super) fn through(&mut self, op: OpId) -> Checked {
+    pub(super) fn through(&mut self, op: OpId, append: Option<&Append<Bytes>>) -> Checked {
         self.says(|| format!("{op:?} goes through"));
+        if let Some(append) = append {
+            let (attachment, range) = (append.attachment, append.at..append.at + append.len);
+            if self.log.is_dirty(attachment, &range) {
+                return Err(format!("{op:?} is in the store, and reads show what is older"));
+            }
+            // Of the store alone it shows before what is dirty, and a kill leaves the marker dirty.
+            if !self.log.is_clean(attachment) {
+                return Err(format!("{op:?} is in the store before what its client knew"));
+            }
+        }
         if self.ops.remove(&op).is_none() {
             return Err(format!("{op:?} is answered twice"));
         }

@@ -277,3 +277,36 @@ fn hollands_policies_rank_alike_in_his_model_and_in_the_engine() {
         assert!(s.1 >= a.1 && a.1 > p.1 && p.1 > n.1, "{who}: {all:?}");
     }
 }
+
+/// First clients go as fast as the store; that is more than the write budget has, so the volume is written through, and writes back when there is budget
+/// again. Nothing is lost on the way.
+#[test]
+fn for_want_of_write_budget_a_volume_slows_down_goes_through_and_comes_back() {
+    // 1 MB a second, a minute of which may be saved up.
+    let more = "[write_budget]\ntbw = 31557600000000\nyears = 1.0\ndevice_write_amplification = 1.0\n\
+                burst_hours = 0.016666\nfirst_fill = false";
+    let mut sim = sim_of(&back("back:ordered", more), &quick(), 1000.0, 1000.0);
+    let (mut pages, mut written, mut answered) = (pages(5), BTreeSet::new(), Vec::new());
+    let (mut changes, mut slow) = (Vec::new(), 0);
+    // 8 MB a second for a quarter of a minute, then now and then a write.
+    let times = (0..30_000).map(|i| i * 500).chain((0..30).map(|i| 300_000_000 + i * 1_000_000));
+    for time in times {
+        let request = at(time, pages.next().unwrap());
+        written.insert(request.offset / PAGE);
+        sim.request(0, &request, &mut answered).unwrap();
+        let back = sim.node.back.as_ref().unwrap();
+        slow += usize::from(back.log.borrow().economy().is_slow() && back.through() == 0);
+        if changes.last() != Some(&back.through()) {
+            changes.push(back.through());
+        }
+    }
+    sim.finish(&mut answered);
+    assert!(answered.iter().all(|a| !a.failed));
+    assert_eq!(changes, [0, 1, 0]);
+    assert!(slow > 1000, "{slow}");
+    assert!(sim.drain());
+    settle(&mut sim);
+    let stored: BTreeSet<u64> =
+        sim.world.stored.iter().flat_map(|&(_, at, len)| at / PAGE..(at + len) / PAGE).collect();
+    assert_eq!(stored, written);
+}

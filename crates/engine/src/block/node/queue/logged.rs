@@ -69,7 +69,12 @@ impl<H: Host> Queue<H> {
         fx: &mut impl Effects<H>,
         f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Asks<H::Bytes>) -> R,
     ) -> Option<R> {
-        let (result, Asks { writes, flush, gives_up, .. }) = call_log(node, Some(self.me), f)?;
+        let means = node.limits().means(now);
+        let called = call_log(node, Some(self.me), |log, asks| {
+            log.afford(now, means, asks);
+            f(log, asks)
+        });
+        let (result, Asks { writes, flush, gives_up, .. }) = called?;
         if let Some(why) = gives_up {
             // What else is on the device is as doubtful, and destage waits for none of it.
             node.give_up(now, why.to_owned());

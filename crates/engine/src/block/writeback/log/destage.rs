@@ -84,6 +84,8 @@ pub struct Status {
     pub is_stopped: bool,
     /// What is on its way to the store has something newer in place of what cannot be read: until it is there the store alone is no image.
     pub joins: bool,
+    /// For want of write budget it is answered no faster than its store.
+    pub slowed: bool,
     /// Where epochs end at marks alone: those that ended elsewhere,
     pub missed_marks: u64,
     /// whether what the store is at since is no mark,
@@ -406,6 +408,7 @@ impl<B: Clone> WriteLog<B> {
             unreadable: volume.unreadable_bytes(),
             is_stopped: volume.stops(self.counts_durable(), self.lists(attachment)),
             joins: volume.destager.joins(),
+            slowed: volume.is_slowed(),
             missed_marks: volume.missed_marks,
             off_mark: volume.off_mark,
             no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
@@ -464,7 +467,7 @@ impl Attached {
     /// Whether what may be destaged goes to the store whatever its time is, and whether an epoch may end anywhere. `starved`: the log has no
     /// room.
     fn presses(&self, now: Nanos, starved: bool) -> (bool, bool) {
-        let full = self.log.held() * 2 >= self.throttle.bound();
+        let full = self.log.held() * 2 >= self.bound_now(now);
         let aged = self.age.zip(self.oldest());
         let aged = aged.is_some_and(|(age, oldest)| age.presses(oldest) <= now);
         // No mark comes any more to a log that has failed.
@@ -483,11 +486,12 @@ impl Attached {
         let depth = self.destager.depth();
         let (hurry, _) = self.presses(now, starved);
         let under_way = self.throttle.destages(now, self.log.held(), depth);
+        let hurry = hurry || self.is_slowed();
         self.destager.keep_under_way(under_way.filter(|_| !hurry));
     }
 
     /// Whether epochs are to end at marks alone.
-    fn wants_marks(&self) -> bool {
+    pub(super) fn wants_marks(&self) -> bool {
         matches!(self.destager.order(), Order::Journaled(cuts) if cuts.are_marks())
     }
 
