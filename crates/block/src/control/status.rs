@@ -216,6 +216,9 @@ pub struct VolumeStatus {
     pub verdicts: Counts,
     /// How it writes back; `None`: it writes through.
     pub write_back: Option<BackVolume>,
+    /// Of a volume that waits for its store: bytes that the store lacks, and the write log has. `None`: it may not lack any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_dirty_bytes: Option<u64>,
     /// Its store.
     pub store: StoreStatus,
 }

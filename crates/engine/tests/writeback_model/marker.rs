@@ -102,6 +102,7 @@ impl State {
             marked: true,
             served,
             drains: false,
+            later: false,
             fresh: Uuid([3; 16]),
         };
         Holder::comes(comer, fault)

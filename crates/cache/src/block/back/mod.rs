@@ -263,7 +263,7 @@ impl Core {
                 let reason = "it is to write back, and the cache is not used".to_owned();
                 return Err(CacheError::Volume { name: name.to_owned(), reason });
             }
-            return check_through((name, store), None, NO_CACHE, wish);
+            return check_through((name, store), None, NO_CACHE, wish, true).map(drop);
         };
         let of = name.to_owned();
         let found = self.on_log(move |log| {
@@ -274,7 +274,13 @@ impl Core {
         let Some((cache, record)) = found else { return Ok(()) };
         match wish.back {
             Some(_) => self.write_back(&volume, record, cache, wish, None, false),
-            None => check_through((name, store), record.as_ref(), cache, wish),
+            None => {
+                let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
+                let drains = closed || !self.is_enabled();
+                let of = (name, store);
+                let mut holder = check_through(of, record.as_ref(), cache, wish, drains)?;
+                self.voids(&volume, &mut holder)
+            }
         }
     }
 

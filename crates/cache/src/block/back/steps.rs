@@ -51,6 +51,7 @@ impl From<CacheError> for NotDone {
 }
 
 /// What a volume that comes has.
+#[derive(Default)]
 pub(super) struct Begins<'a> {
     pub place: Option<Box<dyn MarkerPlace>>,
     /// Where its journal is to be, if it has one.
@@ -225,7 +226,7 @@ impl<'a> Way<'a> {
             Step::Through | Step::Aside => {
                 let attachment = holder.state().attachment;
                 let mut log = self.back.log();
-                if step == Step::Through && log.closed().is_some() {
+                if step == Step::Through && holder.is_going() && log.closed().is_some() {
                     return Ok(());
                 }
                 volume.attachment.store(0, Ordering::SeqCst);
@@ -454,6 +455,10 @@ impl<'a> Way<'a> {
         call_log(core, None, |log, asks| {
             let now = core.now();
             if log.is_aside(state.attachment) {
+                let none = log.stored_mark(state.attachment).is_none();
+                if let Some((_, mark)) = mark.filter(|_| none) {
+                    log.had_mark(state.attachment, mark);
+                }
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);

@@ -1,3 +1,4 @@
+mod awaited;
 mod back;
 mod beside;
 mod check;
@@ -149,6 +150,7 @@ fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
         journals: std::collections::BTreeMap::new(),
+        awaited: std::collections::BTreeSet::new(),
         write: shape.write,
         replacement: Replacement::Lru,
         reclaim: VictimPolicy::Fifo,

@@ -55,6 +55,8 @@ pub struct Comer {
     /// Nothing is logged: the device does not work, or a start has found that the log had failed. What is dirty of the volume comes to its store;
     /// one that comes with nothing is written through.
     pub drains: bool,
+    /// The log has begun: it comes later than the start.
+    pub later: bool,
     /// Random: the volume's name for markers and caches if it has none.
     pub fresh: Uuid,
 }
@@ -74,6 +76,8 @@ pub enum Refused {
     Journaled,
     /// It was put aside, and is not taken up while nothing is logged.
     Aside,
+    /// Its log has failed in a former run, and this run logs: what is left of it is drained by a start that finds it.
+    Drains,
     /// The marker does not answer.
     Unread,
 }
@@ -214,6 +218,7 @@ impl Holder {
             marked,
             served: steps.contains(&Step::Hold),
             drains: false,
+            later: false,
             fresh: entry.volume,
         };
         let comes = Holder::comes(comer, fault);
@@ -298,6 +303,16 @@ impl Holder {
             let dirty = comer.record.is_some_and(|record| record.holds.may_be_dirty());
             return match verdict {
                 Verdict::Attach { .. } if !dirty => Ok(()),
+                // What this cache holds is void [fence]; that it is written nowhere else costs nothing but to find it void again.
+                Verdict::Attach { .. } if comer.drains => {
+                    self.steps.push_back(Step::DropLines);
+                    Ok(())
+                }
+                Verdict::Attach { generation, .. } => {
+                    let clean = Step::Holds(Holds::Clean(generation.saturating_sub(1)));
+                    self.steps.extend([Step::DropLines, clean, Step::Through]);
+                    Ok(())
+                }
                 Verdict::Refuse(why) => Err(Refused::Marker(why)),
                 _ => Err(Refused::Kept),
             };
@@ -328,6 +343,7 @@ impl Holder {
                 lines || !before
             }
             Verdict::TakeUp { .. } if comer.drains => return Err(Refused::Aside),
+            Verdict::Drain if comer.later && !comer.drains => return Err(Refused::Drains),
             Verdict::GoOn | Verdict::TakeUp { .. } | Verdict::Drain => {
                 self.keeps(&mut entry, said, order, verdict == Verdict::Drain)?;
                 g = entry.generation;
@@ -530,5 +546,72 @@ fn unmarked(holds: Holds) -> Verdict {
         Holds::Nothing => Verdict::Attach { generation: 1, lines: true },
         Holds::Carried(g) => Verdict::TakeUp { generation: g + 1 },
         Holds::TakingUp(g) => Verdict::TakeUp { generation: g },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CACHE: Uuid = Uuid([1; 16]);
+
+    /// A volume of generation 5, open here.
+    fn comer(order: Option<Order>) -> Comer {
+        let record = WrittenBack {
+            volume: Uuid([2; 16]),
+            attachment: 3,
+            began: 0,
+            holds: HoldsState::Open,
+            generation: 5,
+            marker: 7,
+            order: Order::Flush,
+        };
+        Comer {
+            cache: CACHE,
+            run: 9,
+            record: Some(record),
+            logged: None,
+            order,
+            marked: true,
+            served: false,
+            drains: false,
+            later: true,
+            fresh: Uuid([4; 16]),
+        }
+    }
+
+    fn read(comer: Comer, mark: Mark, generation: u64) -> (Holder, Result<(), Refused>) {
+        let mut holder = Holder::comes(comer, Fault::default());
+        let read = Read::There(Marker { mark, generation, number: 8, run: 9 });
+        let judged = holder.read(read, None);
+        (holder, judged)
+    }
+
+    fn steps(mut holder: Holder) -> Vec<Step> {
+        std::iter::from_fn(|| holder.next().inspect(|_| holder.done())).collect()
+    }
+
+    #[test]
+    fn a_volume_that_writes_through_voids_what_its_cache_held_when_its_store_was_recovered() {
+        let (holder, judged) = read(comer(None), Mark::Clean, 6);
+        assert_eq!(judged, Ok(()));
+        let wanted = [Step::DropLines, Step::Holds(Holds::Clean(6)), Step::Through];
+        assert_eq!(steps(holder), wanted);
+        let (_, judged) = read(comer(None), Mark::Dirty(CACHE), 5);
+        assert_eq!(judged, Err(Refused::Kept));
+        // The device is not written then, and no line of it counts.
+        let (holder, judged) = read(Comer { drains: true, ..comer(None) }, Mark::Clean, 6);
+        assert_eq!((judged, steps(holder)), (Ok(()), vec![Step::DropLines]));
+    }
+
+    #[test]
+    fn what_a_failed_log_has_left_is_drained_by_a_start_and_not_by_a_log_that_works() {
+        for mark in [Mark::Closing(CACHE), Mark::Closed(CACHE)] {
+            let (_, judged) = read(comer(Some(Order::Flush)), mark, 5);
+            assert_eq!(judged, Err(Refused::Drains));
+            let at_start = Comer { later: false, ..comer(Some(Order::Flush)) };
+            let (holder, judged) = read(at_start, mark, 5);
+            assert!(judged.is_ok() && holder.drains());
+        }
     }
 }

@@ -574,6 +574,11 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
+    /// Number of a volume's marker that was last known durable.
+    pub fn marker(&self, attachment: u32) -> Option<u64> {
+        self.volumes.get(&attachment).map(|volume| volume.marker)
+    }
+
     // ---- clients ----
 
     /// A part of a client's change comes: it will be answered.
