@@ -267,6 +267,9 @@ pub struct BackVolume {
     pub off_mark: bool,
     /// Why nothing is logged any more, if so.
     pub closed: Option<String>,
+    /// Its store has become smaller than it was, so it is only read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrunk: Option<ShrunkStore>,
     /// All writes up to this one are durable in the store.
     pub frontier: u64,
     /// All up to this one are answered.
@@ -275,6 +278,24 @@ pub struct BackVolume {
     pub promised: u64,
     /// The last.
     pub last: u64,
+}
+
+/// A store that has become smaller, of a volume that may be dirty beyond its end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShrunkStore {
+    /// Bytes that it has.
+    pub store_bytes: u64,
+    /// Bytes that it had.
+    pub had_bytes: u64,
+    /// Dirty bytes beyond its end,
+    pub dirty_bytes: u64,
+    /// the first of them,
+    pub first_byte: u64,
+    /// and the first behind the last.
+    pub end_byte: u64,
+    /// The same in words.
+    pub text: String,
 }
 
 /// A file system that was recognised.

@@ -61,7 +61,7 @@ pub fn open_without(
             None,
             back::NO_CACHE,
             &through,
-            true,
+            (true, false),
         )?;
     }
     let system = |e: std::io::Error| fail(format!("a file in memory: {}", plain(&e)));

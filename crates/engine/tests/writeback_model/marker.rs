@@ -89,7 +89,7 @@ impl State {
         };
         let (volume, order) = (Uuid([3; 16]), Order::Journaled);
         let marker = self.known;
-        WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, order }
+        WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, order, cut: None }
     }
 
     fn comes(&self, served: bool, fault: Fault) -> Holder {
@@ -103,6 +103,7 @@ impl State {
             served,
             drains: false,
             later: false,
+            shrunk: false,
             fresh: Uuid([3; 16]),
         };
         Holder::comes(comer, fault)

@@ -95,6 +95,9 @@ pub(super) fn refused(
         Refused::Drains => "the write log of this cache failed in a former run, and what is left of it there comes to the store when the cache starts with \
                             the store in reach: start again now"
             .to_owned(),
+        Refused::Shrunk => "its store has become smaller since it was last attached, and what this cache holds of it does not count any more: restore its \
+                            size, or have this cache discard what it holds"
+            .to_owned(),
         Refused::Unread => format!("{place} does not answer"),
     };
     volume_error(name, reason)
@@ -169,7 +172,7 @@ pub(in crate::block) fn check_through(
     record: Option<&WrittenBack>,
     (cache, run): (Uuid, u64),
     wish: &BackWish,
-    drains: bool,
+    (drains, shrunk): (bool, bool),
 ) -> Result<Holder, CacheError> {
     let mut place = place_of((name, store), wish)?;
     let comer = Comer {
@@ -182,6 +185,7 @@ pub(in crate::block) fn check_through(
         served: false,
         drains,
         later: false,
+        shrunk,
         fresh: Uuid([0; 16]),
     };
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
@@ -231,7 +235,10 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     for volume in volumes.iter().filter(through) {
         let record = record(&volume.name).and_then(|v| v.write_back.as_ref());
         let of = (volume.name.as_str(), volume.volume().backing());
-        let holder = check_through(of, record, was, &wish(volume), !core.is_enabled())?;
+        let holder = {
+            let how = (!core.is_enabled(), volume.had().is_some());
+            check_through(of, record, was, &wish(volume), how)?
+        };
         void.push((volume, holder));
     }
     if core.config.record.is_some() && first.is_some() {
@@ -398,7 +405,9 @@ impl Core {
         let config = wish.back.clone().unwrap_or_default();
         config.age().map_err(|e| volume_error(name, e.to_string()))?;
         let site = match config.order {
-            Order::Journaled(_) => Some(journal_site(self, volume, wish)?),
+            Order::Journaled(_) if volume.had().is_none() => {
+                Some(journal_site(self, volume, wish)?)
+            }
             _ => None,
         };
         let place = place_of((name, volume.volume().backing()), wish)?;
@@ -426,6 +435,7 @@ impl Core {
             served,
             drains: back.drains.load(Ordering::Relaxed),
             later: found.is_none(),
+            shrunk: volume.had().is_some(),
             fresh: random_uuid()?,
         };
         let mut holder = Holder::comes(comer, Fault::default());
@@ -495,6 +505,7 @@ impl Core {
         let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
         let mut log = back.log();
         log.attach(self.now(), attach);
+        log.cut_off(carried.attachment, carried.cut);
         log.put_aside(carried.attachment);
         log.recover(self.now(), carried.attachment, of, scanned);
         drop(log);

@@ -23,7 +23,7 @@ use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::journal::{Journal, JournalAt, Journaling, Of, Taken};
 use super::start::{no_journal, open_journal, read_marker, volume_error};
-use super::{Back, BackConfig, MarkerAt, Written};
+use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
 /// Why a step was not done.
 pub(super) enum NotDone {
@@ -223,6 +223,7 @@ impl<'a> Way<'a> {
                 }
             }
             Step::Answer => self.answer(holder)?,
+            Step::Show => self.show(holder),
             Step::Through | Step::Aside => {
                 let attachment = holder.state().attachment;
                 let mut log = self.back.log();
@@ -462,6 +463,7 @@ impl<'a> Way<'a> {
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);
+            log.cut_off(state.attachment, state.cut);
             asks.steps.push(state.attachment);
             if let Some((_, mark)) = mark {
                 log.had_mark(state.attachment, mark);
@@ -489,9 +491,49 @@ impl<'a> Way<'a> {
             number: holder.number().into(),
             said: AtomicU64::new(holder.frontier()),
             recovered: holder.recovered(),
+            shown: false,
         });
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// The log has the volume, as it was put aside, and whoever reads sees what is dirty.
+    fn show(&mut self, holder: &Holder) {
+        let (core, back, state) = (self.core, self.back, holder.state());
+        let Which::Comes(begins) = &mut self.which else { return };
+        let named = (holder.number(), holder.epoch(), begins.place.is_some());
+        let attach = core.attach_of(&state, &begins.config, holder.frontier(), named);
+        let found = begins
+            .found
+            .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
+        let mut log = back.log();
+        if !log.is_aside(state.attachment) {
+            log.attach(core.now(), attach);
+            log.cut_off(state.attachment, state.cut);
+            log.put_aside(state.attachment);
+            if let Some((found, scanned)) = found {
+                log.recover(core.now(), state.attachment, found, scanned);
+            }
+        }
+        let had = self.volume.had().unwrap_or(0);
+        let beyond = beyond(&log, state.attachment, (self.volume.bytes(), had));
+        drop(log);
+        core.name_marks(back, state.attachment);
+        tracing::error!("volume '{}': {beyond}", self.volume.name);
+        back.add(Written {
+            journal: None,
+            attached: self.volume.clone(),
+            place: begins.place.take().map(Into::into),
+            state,
+            config: begins.config.clone(),
+            marker: begins.marker.clone(),
+            journal_at: begins.journal_at.clone(),
+            number: holder.number().into(),
+            said: AtomicU64::new(holder.frontier()),
+            recovered: holder.recovered(),
+            shown: true,
+        });
+        self.volume.attachment.store(state.attachment, Ordering::SeqCst);
     }
 }
 

@@ -9,6 +9,7 @@ mod journaled;
 mod losses;
 mod refused;
 mod rules;
+mod shrunk;
 mod sparse;
 mod through;
 

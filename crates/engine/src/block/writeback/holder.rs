@@ -57,6 +57,8 @@ pub struct Comer {
     pub drains: bool,
     /// The log has begun: it comes later than the start.
     pub later: bool,
+    /// Its store has become smaller: what is dirty of it may lie beyond its end, and it is shown as it is, and not written.
+    pub shrunk: bool,
     /// Random: the volume's name for markers and caches if it has none.
     pub fresh: Uuid,
 }
@@ -78,6 +80,8 @@ pub enum Refused {
     Aside,
     /// Its log has failed in a former run, and this run logs: what is left of it is drained by a start that finds it.
     Drains,
+    /// Its store has become smaller, and nothing that is dirty of it counts: it is as with one that was clean.
+    Shrunk,
     /// The marker does not answer.
     Unread,
 }
@@ -99,6 +103,8 @@ enum What {
     Goes,
     /// It is put aside with what is dirty.
     Carried,
+    /// It was only shown, and goes as it came.
+    Left,
 }
 
 /// One volume's way. See the [module](self).
@@ -186,6 +192,7 @@ impl Holder {
             generation: 0,
             marker: 0,
             order: comer.order.unwrap_or(Order::Any),
+            cut: None,
         };
         Holder {
             what: What::Comes,
@@ -219,6 +226,7 @@ impl Holder {
             served: steps.contains(&Step::Hold),
             drains: false,
             later: false,
+            shrunk: false,
             fresh: entry.volume,
         };
         let comes = Holder::comes(comer, fault);
@@ -248,6 +256,11 @@ impl Holder {
     pub fn carried(held: Held, fault: Fault) -> Holder {
         let steps = marker::carry(held.cache, held.entry.generation);
         Holder::held(What::Carried, held, steps, fault)
+    }
+
+    /// A volume that is shown as it is and not written goes: cache and marker say what they said.
+    pub fn left(held: Held, fault: Fault) -> Holder {
+        Holder::held(What::Left, held, vec![Step::Aside], fault)
     }
 
     /// What is to be done next; `None` at the end.
@@ -303,6 +316,7 @@ impl Holder {
             let dirty = comer.record.is_some_and(|record| record.holds.may_be_dirty());
             return match verdict {
                 Verdict::Attach { .. } if !dirty => Ok(()),
+                Verdict::Attach { .. } if comer.shrunk => Err(Refused::Shrunk),
                 // What this cache holds is void [fence]; that it is written nowhere else costs nothing but to find it void again.
                 Verdict::Attach { .. } if comer.drains => {
                     self.steps.push_back(Step::DropLines);
@@ -319,6 +333,14 @@ impl Holder {
         };
         let mut g;
         let lines = match verdict {
+            Verdict::Attach { .. } if comer.shrunk => return Err(Refused::Shrunk),
+            Verdict::GoOn | Verdict::TakeUp { .. } | Verdict::Drain if comer.shrunk => {
+                let kept = entry;
+                self.keeps(&mut entry, said, order, verdict == Verdict::Drain)?;
+                self.entry = kept;
+                self.steps.extend([Step::DropLines, Step::Show]);
+                return Ok(());
+            }
             Verdict::Attach { lines, .. } if comer.drains => {
                 if !lines && there.is_some() {
                     self.steps.push_back(Step::DropLines);
@@ -329,7 +351,8 @@ impl Holder {
                 (g, self.anew) = (generation, true);
                 let before = there.is_some();
                 entry.volume = said.map_or(entry.volume, |said| said.volume);
-                entry = WrittenBack { attachment: 0, began: 0, marker: 0, order, ..entry };
+                entry =
+                    WrittenBack { attachment: 0, began: 0, marker: 0, order, cut: None, ..entry };
                 (self.entry, self.frontier, self.epoch) = (entry, 0, 0);
                 if absent {
                     // A kill behind the next step finds one that says that nothing is dirty.
@@ -565,6 +588,7 @@ mod tests {
             generation: 5,
             marker: 7,
             order: Order::Flush,
+            cut: None,
         };
         Comer {
             cache: CACHE,
@@ -576,6 +600,7 @@ mod tests {
             served: false,
             drains: false,
             later: true,
+            shrunk: false,
             fresh: Uuid([4; 16]),
         }
     }
@@ -602,6 +627,28 @@ mod tests {
         // The device is not written then, and no line of it counts.
         let (holder, judged) = read(Comer { drains: true, ..comer(None) }, Mark::Clean, 6);
         assert_eq!((judged, steps(holder)), (Ok(()), vec![Step::DropLines]));
+    }
+
+    #[test]
+    fn a_shrunk_store_is_shown_with_what_is_dirty_and_nothing_is_said_of_it_anew() {
+        for (mark, holds) in [
+            (Mark::Dirty(CACHE), HoldsState::Open),
+            (Mark::Carried(CACHE), HoldsState::Carried),
+            (Mark::Closing(CACHE), HoldsState::Open),
+        ] {
+            let record = comer(None).record.map(|record| WrittenBack { holds, ..record });
+            for later in [false, true] {
+                let comer = Comer { shrunk: true, record, later, ..comer(Some(Order::Flush)) };
+                let (holder, judged) = read(comer, mark, 5);
+                assert_eq!(judged, Ok(()), "{mark:?}");
+                assert_eq!(Some(holder.state()), record);
+                assert_eq!(steps(holder), [Step::DropLines, Step::Show], "{mark:?}");
+            }
+        }
+        for order in [None, Some(Order::Flush)] {
+            let (_, judged) = read(Comer { shrunk: true, ..comer(order) }, Mark::Clean, 6);
+            assert_eq!(judged, Err(Refused::Shrunk));
+        }
     }
 
     #[test]
