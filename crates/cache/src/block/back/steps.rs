@@ -453,6 +453,20 @@ impl<'a> Way<'a> {
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
         let of = [Some(state.attachment), holder.before()];
         let mark = begins.mark.take().filter(|(said, _)| of.contains(&Some(*said)));
+        // Before the log has it: what was put aside is destaged at once, through its journal.
+        back.add(Written {
+            journal,
+            attached: self.volume.clone(),
+            place: begins.place.take().map(Into::into),
+            state,
+            config: begins.config.clone(),
+            marker: begins.marker.clone(),
+            journal_at: begins.journal_at.clone(),
+            number: holder.number().into(),
+            said: AtomicU64::new(holder.frontier()),
+            recovered: holder.recovered(),
+            shown: false,
+        });
         call_log(core, None, |log, asks| {
             let now = core.now();
             if log.is_aside(state.attachment) {
@@ -480,19 +494,6 @@ impl<'a> Way<'a> {
             back.log().detach(before);
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
-        back.add(Written {
-            journal,
-            attached: self.volume.clone(),
-            place: begins.place.take().map(Into::into),
-            state,
-            config: begins.config.clone(),
-            marker: begins.marker.clone(),
-            journal_at: begins.journal_at.clone(),
-            number: holder.number().into(),
-            said: AtomicU64::new(holder.frontier()),
-            recovered: holder.recovered(),
-            shown: false,
-        });
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())
     }
