@@ -7,7 +7,7 @@ use larder_base::ByteSize;
 use serde_json::{Value, json};
 
 use super::protocol::{Progress, Refusal, WriteBack};
-use super::status::BackVolume;
+use super::status::{BackVolume, ShrunkStore};
 use super::{Control, GoOn, refused};
 use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, check_mark, order_name};
 use crate::cache::{CacheError, Core};
@@ -112,6 +112,14 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         closed: now.closed.clone(),
         journal_failure: now.journal_failure.clone(),
         troubles: now.troubles.clone(),
+        shrunk: now.shrunk.map(|beyond| ShrunkStore {
+            store_bytes: beyond.end,
+            had_bytes: beyond.had,
+            dirty_bytes: beyond.dirty,
+            first_byte: beyond.range.0,
+            end_byte: beyond.range.1,
+            text: beyond.to_string(),
+        }),
         frontier,
         acknowledged,
         promised,
@@ -123,6 +131,12 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
 pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     let mut alarms = Vec::new();
     let left = ByteSize(back.dirty_bytes);
+    if let Some(shrunk) = &back.shrunk {
+        alarms.push(format!(
+            "volume '{name}': {} (larder block discard CACHE {name} STORE --beyond-end)",
+            shrunk.text
+        ));
+    }
     if let Some(why) = &back.closed {
         alarms.push(format!(
             "volume '{name}': its write log is closed: {why}; {left} are still to be destaged, then it writes through"
@@ -360,6 +374,7 @@ mod tests {
             closed: closed.map(str::to_owned),
             journal_failure: None,
             troubles: Vec::new(),
+            shrunk: None,
         })
     }
 

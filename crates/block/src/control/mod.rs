@@ -349,7 +349,10 @@ impl Control {
         let Some(volume) = self.volumes.remove(name) else {
             if self.forget_waiting(name) {
                 tracing::info!("volume '{name}' is not waited for any more");
-                return Ok(json!({ "volume": name, "durable": true, "was_waiting": true }));
+                let kept = self.kept_dirty(name);
+                return Ok(
+                    json!({ "volume": name, "durable": true, "was_waiting": true, "kept_dirty_bytes": kept }),
+                );
             }
             return Err(self.cache.attached(name).map_or_else(Refusal::from, |_| {
                 refused(format!("volume '{name}' is being detached already"))
@@ -427,8 +430,7 @@ impl Control {
                         "volume '{name}' is detached, and its store has not said that what was written to it last is durable"
                     );
                 }
-                let aside = self.cache.put_aside().into_iter().find(|aside| aside.name == name);
-                let kept = aside.and_then(|aside| aside.carried_bytes);
+                let kept = self.kept_dirty(name);
                 Ok(
                     json!({ "volume": name, "durable": durable, "store_moved": moved, "kept_dirty_bytes": kept }),
                 )
@@ -454,6 +456,12 @@ impl Control {
                 Err(error.into())
             }
         }
+    }
+
+    /// What is dirty of a volume that is not attached.
+    fn kept_dirty(&self, name: &str) -> Option<u64> {
+        let aside = self.cache.put_aside().into_iter().find(|aside| aside.name == name);
+        aside.and_then(|aside| aside.carried_bytes)
     }
 
     /// A volume that is being detached, and whose clients are still there perhaps.
@@ -572,7 +580,10 @@ impl Control {
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         // One that waits for its store is shown as waiting.
         let mut put_aside = cache.put_aside();
-        put_aside.retain(|aside| volumes.iter().all(|v| v.name != aside.name));
+        put_aside.retain(|aside| {
+            let waits = volumes.iter_mut().find(|v| v.name == aside.name);
+            waits.map(|v| v.kept_dirty_bytes = aside.carried_bytes).is_none()
+        });
         let t = stats.totals;
         let latencies = cache.latencies();
         let wear = self.wear();
@@ -592,7 +603,11 @@ impl Control {
         }
         for v in &volumes {
             if let Some(trouble) = &v.store.trouble {
-                alarms.push(format!("volume '{}': its store {trouble}", v.name));
+                let kept = v.kept_dirty_bytes.map_or_else(String::new, |kept| {
+                    let kept = ByteSize(kept);
+                    format!("; {kept} that the store lacks are kept in the write log until then")
+                });
+                alarms.push(format!("volume '{}': its store {trouble}{kept}", v.name));
             } else if v.store.state == "failing" {
                 let last = v.store.last_failure.as_deref().unwrap_or("nothing said why");
                 alarms.push(format!("volume '{}': its store fails: {last}", v.name));

@@ -218,6 +218,9 @@ pub struct VolumeStatus {
     pub write_back: Option<BackVolume>,
     /// It is written through for want of write budget, and writes back like this, as `--write` says it, when there is budget again.
     pub through_for_budget: Option<String>,
+    /// Of a volume that waits for its store: bytes that the store lacks, and the write log has. `None`: it may not lack any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_dirty_bytes: Option<u64>,
     /// Its store.
     pub store: StoreStatus,
 }
@@ -282,6 +285,9 @@ pub struct BackVolume {
     pub journal_failure: Option<String>,
     /// What is wrong with its marker or journal, or was in the last ten minutes: something has removed them or written over them.
     pub troubles: Vec<String>,
+    /// Its store has become smaller than it was, so it is only read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrunk: Option<ShrunkStore>,
     /// All writes up to this one are durable in the store.
     pub frontier: u64,
     /// All up to this one are answered.
@@ -290,6 +296,24 @@ pub struct BackVolume {
     pub promised: u64,
     /// The last.
     pub last: u64,
+}
+
+/// A store that has become smaller, of a volume that may be dirty beyond its end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShrunkStore {
+    /// Bytes that it has.
+    pub store_bytes: u64,
+    /// Bytes that it had.
+    pub had_bytes: u64,
+    /// Dirty bytes beyond its end,
+    pub dirty_bytes: u64,
+    /// the first of them,
+    pub first_byte: u64,
+    /// and the first behind the last.
+    pub end_byte: u64,
+    /// The same in words.
+    pub text: String,
 }
 
 /// A file system that was recognised.

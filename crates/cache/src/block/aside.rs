@@ -4,7 +4,6 @@ use std::sync::{Arc, PoisonError};
 
 use larder_engine::block::GroupId;
 use larder_engine::block::node::owners;
-use larder_format::block::superblock::HoldsState;
 use larder_format::block::{BlockSuperblock, VolumeState};
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +19,7 @@ pub struct AsideVolume {
     pub bytes: u64,
     /// Lines of it that are cached still, as of the last count; `None` before the first.
     pub lines: Option<u64>,
-    /// It was put aside with what is dirty: bytes that its store lacks, and the write log has.
+    /// It was put aside with what is dirty, or its store was not there at the start: bytes that the store lacks, and the write log has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub carried_bytes: Option<u64>,
 }
@@ -29,7 +28,7 @@ pub struct AsideVolume {
 #[derive(Clone, Debug)]
 pub(super) struct Aside {
     volume: AsideVolume,
-    /// Its attachment number, if it was put aside with what is dirty.
+    /// Its attachment number, if it may be dirty.
     carried: Option<u32>,
     first_group: u64,
     groups: u64,
@@ -52,10 +51,7 @@ impl Aside {
                         lines: known.iter().find(same).and_then(|a| a.volume.lines),
                         carried_bytes: None,
                     },
-                    carried: v
-                        .write_back
-                        .filter(|w| w.holds == HoldsState::Carried)
-                        .map(|w| w.attachment),
+                    carried: v.write_back.filter(|w| w.holds.may_be_dirty()).map(|w| w.attachment),
                     first_group: v.first_group,
                     groups: v.groups,
                 }

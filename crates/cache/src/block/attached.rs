@@ -66,6 +66,8 @@ pub struct Attached {
     pub(super) gate: Gate,
     /// Bytes: it may grow.
     bytes: AtomicU64,
+    /// Bytes that it had, where its store has become smaller and what is dirty of it may lie beyond the end. It is only read then.
+    had: Option<u64>,
     /// Bytes of a line.
     line: u64,
     /// What clients did.
@@ -202,14 +204,20 @@ impl Attached {
         let detector = setup::detector(&admission, record.bytes).map(Mutex::new);
         let share = config.rules.share(volume.name());
         let share = ShareLines::new(share, layout.capacity(), layout.line).map_err(fail)?;
+        let bytes = record.bytes.min(volume.capabilities().size);
+        let had = (bytes < record.bytes).then_some(record.bytes);
+        if had.is_some() {
+            volume.keep_read_only();
+        }
         Ok(Arc::new(Attached {
             name: volume.name().to_owned(),
             id,
+            had,
             base: AtomicU64::new(
                 record.first_group * larder_format::block::layout::GROUP_LINES * line,
             ),
             gate: Gate::default(),
-            bytes: AtomicU64::new(record.bytes),
+            bytes: AtomicU64::new(bytes),
             line,
             attachment: AtomicU32::new(0),
             changing: Arc::default(),
@@ -272,6 +280,11 @@ impl Attached {
     /// Its size, bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
+    }
+
+    /// How many bytes it had, where its store has become smaller and it is only read for that.
+    pub(super) fn had(&self) -> Option<u64> {
+        self.had
     }
 
     /// Bytes of it that may be cached: whole lines.

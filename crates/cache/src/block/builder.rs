@@ -1,6 +1,6 @@
 //! How a [`Cache`] is opened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -43,6 +43,7 @@ pub struct Builder {
     back: BTreeMap<String, BackConfig>,
     markers: BTreeMap<String, MarkerAt>,
     journals: BTreeMap<String, JournalAt>,
+    awaited: BTreeSet<String>,
     trust_unchanged: bool,
     threads: usize,
     queues: usize,
@@ -80,6 +81,7 @@ impl Builder {
             back: BTreeMap::new(),
             markers: BTreeMap::new(),
             journals: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             trust_unchanged: false,
             threads: defaults::WORKERS,
             queues: QUEUES,
@@ -162,6 +164,13 @@ impl Builder {
     #[must_use]
     pub fn journal(mut self, volume: &str, at: JournalAt) -> Builder {
         self.journals.insert(volume.to_owned(), at);
+        self
+    }
+
+    /// A volume of this name is attached later, when its store is there: what the cache holds of it that the store lacks is kept until then.
+    #[must_use]
+    pub fn awaits(mut self, volume: &str) -> Builder {
+        self.awaited.insert(volume.to_owned());
         self
     }
 
@@ -292,7 +301,7 @@ impl Builder {
         (config.queues, config.trust_unchanged) = (self.queues, self.trust_unchanged);
         (config.rules.shares, config.rules.budget) = (self.shares, self.budget);
         (config.back, config.markers) = (self.back, self.markers);
-        config.journals = self.journals;
+        (config.journals, config.awaited) = (self.journals, self.awaited);
         let (all, threads) = (volumes.all(), self.threads);
         let running = match threads {
             0 => open::open_by_hand(&path, config, &all, ByHand::Clock)?,

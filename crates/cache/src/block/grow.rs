@@ -34,7 +34,10 @@ impl Core {
     /// # Errors
     /// What is in the way.
     pub fn may_grow_to(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
-        self.attached(name)?;
+        if self.attached(name)?.had().is_some() {
+            let reason = super::back::ONLY_SHOWN.to_owned();
+            return Err(CacheError::Volume { name: name.to_owned(), reason });
+        }
         self.check_state_dir(name)?;
         let of = name.to_owned();
         // Without a cache too: by its lines changes exclude each other, and it may be taken back.

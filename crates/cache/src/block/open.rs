@@ -10,7 +10,7 @@
 //! A volume's lines are used only if its backing store is known to be as the cache left it: `larder_volume::identity` says
 //! what proves that. A store that cannot tell starts cold, unless the operator vouches for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -119,6 +119,8 @@ pub struct CacheConfig {
     pub markers: BTreeMap<String, MarkerAt>,
     /// Where the journal of a volume is, of any that is not beside its store.
     pub journals: BTreeMap<String, JournalAt>,
+    /// Volumes that come later, when their stores are there: what is dirty of them is kept until then.
+    pub awaited: BTreeSet<String>,
 }
 
 impl CacheConfig {
@@ -143,6 +145,7 @@ impl CacheConfig {
             back_by_default: None,
             markers: BTreeMap::new(),
             journals: BTreeMap::new(),
+            awaited: BTreeSet::new(),
         }
     }
 

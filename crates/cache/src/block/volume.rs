@@ -19,6 +19,8 @@ pub struct Volume {
     backing: Box<dyn Backing>,
     about: Capabilities,
     size: AtomicU64,
+    /// It is only read, whatever its store would take.
+    kept: AtomicBool,
     preferred: u32,
     /// Prefetching does something.
     cached: bool,
@@ -61,6 +63,7 @@ impl Volume {
             backing,
             about,
             size: AtomicU64::new(about.size),
+            kept: AtomicBool::new(false),
             preferred,
             cached,
             clients: AtomicU64::new(0),
@@ -156,7 +159,13 @@ impl Volume {
 
     /// What the store can do. Its size is that of the volume, which [`Volume::set_size`] changes.
     pub fn capabilities(&self) -> Capabilities {
-        Capabilities { size: self.size.load(Ordering::SeqCst), ..self.about }
+        let read_only = self.about.read_only || self.kept.load(Ordering::SeqCst);
+        Capabilities { size: self.size.load(Ordering::SeqCst), read_only, ..self.about }
+    }
+
+    /// It is only read from now on: nobody has been told otherwise.
+    pub(super) fn keep_read_only(&self) {
+        self.kept.store(true, Ordering::SeqCst);
     }
 
     /// The volume has so many bytes from now on: no fewer than before. Clients that are there keep the size that they were

@@ -56,7 +56,13 @@ pub fn open_without(
     // What a cache holds and a store lacks is not to be passed by.
     for volume in volumes {
         let through = BackWish { back: None, ..config.wish_of(volume.name()) };
-        back::check_through((volume.name(), volume.backing()), None, back::NO_CACHE, &through)?;
+        back::check_through(
+            (volume.name(), volume.backing()),
+            None,
+            back::NO_CACHE,
+            &through,
+            (true, false),
+        )?;
     }
     let system = |e: std::io::Error| fail(format!("a file in memory: {}", plain(&e)));
     let memory = rustix::fs::memfd_create("larder-no-cache", MemfdFlags::CLOEXEC)

@@ -131,6 +131,10 @@ pub(super) fn failed(error: CacheError) -> CliError {
             "have its store recovered, which",
             "have its store recovered (`larder block recover`), which",
         )
+        .replace(
+            "have this cache discard what it holds",
+            "have this cache discard what it holds (`larder block discard`)",
+        )
         .replace("as a volume that writes back", "with --write back:ORDER")
         .replace(
             "name a place for it (a file, or an export of its own), or choose to do without a marker",

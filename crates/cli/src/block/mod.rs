@@ -2,6 +2,7 @@
 
 mod control;
 mod create;
+mod discard;
 mod export;
 mod flush;
 mod format;
@@ -50,6 +51,7 @@ enum Command {
     Prefetch(upkeep::PrefetchArgs),
     Check(upkeep::CheckArgs),
     Export(export::ExportArgs),
+    Discard(discard::DiscardArgs),
     Recover(recover::RecoverArgs),
     Resize(upkeep::ResizeArgs),
 }
@@ -86,6 +88,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Prefetch(args) => upkeep::prefetch(&args),
         Command::Check(args) => upkeep::check(&args),
         Command::Export(args) => export::export(&args),
+        Command::Discard(args) => discard::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Resize(args) => upkeep::resize(&args),
     }

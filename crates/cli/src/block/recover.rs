@@ -71,7 +71,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), CliError> {
 }
 
 /// What lies below knows nothing of flags.
-fn failed(error: RecoverError) -> CliError {
+pub(super) fn failed(error: RecoverError) -> CliError {
     let text = error.to_string();
     match error {
         RecoverError::Marker(MarkerIoError::NoPlace { store, why }) => CliError::Usage(format!(

@@ -230,6 +230,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         back_by_default: writes.back_by_default,
         markers: writes.markers,
         journals: writes.journals,
+        awaited: later.iter().cloned().collect(),
         replacement: args.replacement,
         reclaim: args.reclaim,
         evict: args.evict,

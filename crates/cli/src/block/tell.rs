@@ -26,6 +26,16 @@ pub(super) fn dirty(cache: &Core) {
             );
         }
     }
+    for aside in cache.put_aside() {
+        let name = &aside.name;
+        if let Some(kept @ 1..) = aside.carried_bytes {
+            warn!(
+                "volume '{name}': {} are written to this cache and not to its store, and it was not served at the end; the cache keeps them \
+                 until it is",
+                ByteSize(kept),
+            );
+        }
+    }
 }
 
 /// The counters, for the log.

@@ -55,19 +55,24 @@ pub enum CannotCome {
     NoRoom,
 }
 
-/// Takes a volume up. Refused, nothing is changed.
+/// Takes a volume up. Refused, nothing is changed. One whose store has become smaller is refused, unless it may be dirty: then it has as many bytes
+/// as before, and whoever serves it sees to it that it is only read.
 ///
 /// # Errors
 /// What is in the way.
 pub fn take_up(sb: &mut BlockSuperblock, coming: &Coming) -> Result<TakenUp, CannotCome> {
     let known = sb.volumes.iter().position(|v| v.name == coming.name);
     let before = known.map(|at| sb.volumes[at].clone());
-    if let Some(before) = before.as_ref().filter(|b| coming.bytes < b.bytes) {
+    let shrunk = before.as_ref().filter(|b| coming.bytes < b.bytes);
+    // Of one that may be dirty nothing is lost: it keeps its size, and is only read.
+    let dirty = |b: &&Volume| b.write_back.is_some_and(|w| w.holds.may_be_dirty());
+    if let Some(before) = shrunk.filter(|b| !dirty(b)) {
         return Err(CannotCome::Shrunk(before.bytes));
     }
+    let bytes = shrunk.map_or(coming.bytes, |before| before.bytes);
     let found = match &before {
         None => Found::New,
-        Some(_) if !coming.unchanged => Found::Changed,
+        Some(_) if shrunk.is_some() || !coming.unchanged => Found::Changed,
         Some(before) if before.bytes != coming.bytes => Found::Grown,
         Some(_) => Found::Warm,
     };
@@ -81,7 +86,7 @@ pub fn take_up(sb: &mut BlockSuperblock, coming: &Coming) -> Result<TakenUp, Can
     let all = std::mem::replace(&mut sb.volumes, others);
     // A stretch of its own it keeps only with its lines.
     let kept = own.filter(|_| found == Found::Warm);
-    let Some((first_group, groups)) = kept.or_else(|| sb.allocate(coming.bytes)) else {
+    let Some((first_group, groups)) = kept.or_else(|| sb.allocate(bytes)) else {
         sb.volumes = all;
         return Err(CannotCome::NoRoom);
     };
@@ -89,7 +94,7 @@ pub fn take_up(sb: &mut BlockSuperblock, coming: &Coming) -> Result<TakenUp, Can
         name: coming.name.clone(),
         first_group,
         groups,
-        bytes: coming.bytes,
+        bytes,
         state: VolumeState::Attached,
         identity: coming.identity,
         // What the log holds of it is not for its lines to say.
@@ -234,6 +239,20 @@ mod tests {
         let before = sb.clone();
         let shrunk = take_up(&mut sb, &coming("a", region, true));
         assert_eq!(shrunk, Err(CannotCome::Shrunk(3 * region)));
+        // What is dirty of it may lie beyond its new end.
+        let (mut dirty, at) = (sb.clone(), sb.volumes.iter().position(|v| v.name == "a").unwrap());
+        dirty.volumes[at].write_back = Some(larder_format::block::superblock::WrittenBack {
+            volume: Uuid([1; 16]),
+            attachment: 1,
+            began: 0,
+            holds: larder_format::block::superblock::HoldsState::Open,
+            generation: 1,
+            marker: 1,
+            order: larder_format::block::marker::Order::Flush,
+            cut: None,
+        });
+        let kept = take_up(&mut dirty, &coming("a", region, true)).unwrap();
+        assert_eq!((kept.found, kept.volume.bytes), (Found::Changed, 3 * region));
         assert_eq!(take_up(&mut sb, &coming("d", u64::MAX >> 8, false)), Err(CannotCome::NoRoom));
         // One that has to move and cannot stays as it was.
         assert_eq!(take_up(&mut sb, &coming("b", u64::MAX >> 8, true)), Err(CannotCome::NoRoom));

@@ -177,7 +177,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
 
 /// The faults that concern the whole log, and the orders in which each must be caught.
 #[cfg(feature = "planted")]
-const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 31] = {
+const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 32] = {
     use larder_engine::block::writeback::Planted as P;
     [
         (P::DestagedBeforeDurable, "acf"),

@@ -89,7 +89,7 @@ impl State {
         };
         let (volume, order) = (Uuid([3; 16]), Order::Journaled);
         let marker = self.known;
-        WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, order }
+        WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, order, cut: None }
     }
 
     fn comes(&self, served: bool, fault: Fault) -> Holder {
@@ -102,6 +102,8 @@ impl State {
             marked: true,
             served,
             drains: false,
+            later: false,
+            shrunk: false,
             fresh: Uuid([3; 16]),
         };
         Holder::comes(comer, fault)
@@ -151,6 +153,7 @@ impl State {
             | Step::FlushStore
             | Step::Aside
             | Step::Resume
+            | Step::Show
             | Step::CloseLog => {}
         }
     }

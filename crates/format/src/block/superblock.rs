@@ -45,8 +45,10 @@
 //!        192  16  UUID of the volume                 216   8  sequence behind which it was attached
 //!        208   4  attachment number                  224   8  generation of the volume (G)
 //!        212   1  what the log holds of it           232   8  number of its marker that was last known durable
-//!        213   1  order, as in the marker            240  16  zero
+//!        213   1  order, as in the marker
 //!        214   2  zero
+//!        240   8  its records up to the sequence at 248 count below this byte alone: an operator has given up the rest
+//!        248   8  zero if that is not so
 //! ```
 //!
 //! Two copies of 64 KiB are written in turn, each with the next sequence number and a sync behind it; a change is written to both, so
@@ -69,8 +71,8 @@ use crate::superblock::Uuid;
 mod write_back;
 
 pub use write_back::{
-    HoldsState, LEAST_LOG_SEGMENTS, LEAST_SEGMENT, MOST_LOG_BYTES, WriteLogArea, WriteLogAreaError,
-    WrittenBack,
+    Cut, HoldsState, LEAST_LOG_SEGMENTS, LEAST_SEGMENT, MOST_LOG_BYTES, WriteLogArea,
+    WriteLogAreaError, WrittenBack,
 };
 
 /// What a superblock begins with.

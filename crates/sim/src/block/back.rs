@@ -303,6 +303,7 @@ impl Way {
             generation: 1,
             marker: 0,
             order: format::Order::Any,
+            cut: None,
         };
         let holder = match change {
             Change::Through => {
@@ -319,6 +320,8 @@ impl Way {
                     marked: false,
                     served: true,
                     drains: false,
+                    later: false,
+                    shrunk: false,
                     fresh: cache,
                 };
                 Holder::comes(comer, Fault::default())

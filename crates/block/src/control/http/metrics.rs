@@ -236,6 +236,22 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
 
 /// Volumes that write back; nothing of others.
 fn write_back(r: &mut Registry, volumes: &[VolumeStatus]) {
+    let labels = |name: &str| vec![("volume", name.to_owned())];
+    // One that waits for its store has what a run before has left.
+    let dirty = |v: &VolumeStatus| {
+        let bytes = v.write_back.as_ref().map(|b| b.dirty_bytes).or(v.kept_dirty_bytes)?;
+        Some((labels(&v.name), ConstGauge::new(bytes as f64)))
+    };
+    let dirty: Vec<_> = volumes.iter().filter_map(dirty).collect();
+    if dirty.is_empty() {
+        return;
+    }
+    r.register_with_unit(
+        "volume_dirty",
+        "Bytes of a volume that its store lacks, each counted once",
+        Unit::Bytes,
+        dirty.into_iter().collect::<Gauges>(),
+    );
     let back: Vec<(&str, &BackVolume)> =
         volumes.iter().filter_map(|v| Some((v.name.as_str(), v.write_back.as_ref()?))).collect();
     let labels = |name: &str| vec![("volume", name.to_owned())];
@@ -260,12 +276,6 @@ fn write_back(r: &mut Registry, volumes: &[VolumeStatus]) {
     let now = |pick: fn(&BackVolume) -> f64| -> Gauges {
         back.iter().map(|(name, b)| (labels(name), ConstGauge::new(pick(b)))).collect()
     };
-    r.register_with_unit(
-        "volume_dirty",
-        "Bytes of a volume that its store lacks, each counted once",
-        Unit::Bytes,
-        now(|b| b.dirty_bytes as f64),
-    );
     r.register_with_unit(
         "volume_write_log_held",
         "Bytes of the write log that a volume holds, headers and overwritten bytes among them",

@@ -33,7 +33,14 @@ pub(in crate::block) fn check(
         match &wish.back {
             None => {
                 let store = volume.backing();
-                check_through((name, store), record.as_ref(), (sb.uuid, sb.epoch), &wish)?;
+                // What is left to do is done when the log was read.
+                check_through(
+                    (name, store),
+                    record.as_ref(),
+                    (sb.uuid, sb.epoch),
+                    &wish,
+                    (false, false),
+                )?;
             }
             Some(back) => {
                 let area = sb.write_log.ok_or_else(|| no_log(name))?;

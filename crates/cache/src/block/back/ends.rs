@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use larder_base::ByteSize;
-use larder_format::block::superblock::{HoldsState, WrittenBack};
+use larder_format::block::superblock::WrittenBack;
 
 use super::super::Core;
 use super::super::attached::Attached;
-use super::super::open::CacheError;
 
 impl Core {
     /// A clean stop: nobody writes any more. A volume of which nothing is dirty is left as a detach leaves it, so that any cache may serve its store.
@@ -47,31 +46,14 @@ impl Core {
         });
     }
 
-    /// What this cache has of a volume counts no more, as its marker says: its superblock and log let go of it.
-    ///
-    /// # Errors
-    /// When that cannot be recorded.
-    pub(super) fn give_up_void(
-        &self,
-        volume: &Arc<Attached>,
-        record: &WrittenBack,
-    ) -> Result<(), CacheError> {
-        if let Some(back) = self.back.get() {
-            let status = back.log().status(self.now(), record.attachment);
-            if let Some(status) = status {
-                say_void(&volume.name, status.dirty);
-                back.log().detach(record.attachment);
-            }
+    /// What this cache has of a volume counts no more, as its marker says: the log lets go of what it kept of it, if it did.
+    pub(super) fn let_go_void(&self, name: &str, record: &WrittenBack) {
+        let Some(back) = self.back.get() else { return };
+        let status = back.log().status(self.now(), record.attachment);
+        if let Some(status) = status {
+            say_void(name, status.dirty);
+            back.log().detach(record.attachment);
         }
-        // Lines that were cached with it may be newer than what was recovered.
-        if self.is_enabled() {
-            self.distrust(volume, volume.volume().backing().look())?;
-        }
-        let of = volume.name.clone();
-        self.on_log(move |log| {
-            log.change_write_back_of(&of, |was| WrittenBack { holds: HoldsState::Nothing, ..was })
-        })?;
-        Ok(())
     }
 }
 

@@ -36,6 +36,9 @@ impl Core {
                     .to_owned(),
             )
         })?;
+        if written.shown {
+            return Err(fail(super::ONLY_SHOWN.to_owned()));
+        }
         let attachment = written.state.attachment;
         let failed = |back: &Back| {
             let why = back.log().closed().unwrap_or("it was detached");

@@ -2,6 +2,7 @@
 
 mod before;
 mod closing;
+pub mod discard;
 mod ends;
 pub mod journal;
 mod kept;
@@ -141,10 +142,29 @@ pub struct BackStatus {
     pub journal_failure: Option<String>,
     /// What is wrong with its marker or its journal, or was not long ago: somebody has removed them or written over them.
     pub troubles: Vec<String>,
+    /// Its store has become smaller, and it is only read.
+    pub shrunk: Option<Beyond>,
+}
+
+/// A store that has become smaller than its volume was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beyond {
+    /// Bytes that it has,
+    pub end: u64,
+    /// and had.
+    pub had: u64,
+    /// Bytes beyond its end that are dirty,
+    pub dirty: u64,
+    /// the first of them, and the first behind the last.
+    pub range: (u64, u64),
 }
 
 /// Of a volume that is served without a cache.
 pub(super) const NO_CACHE: (Uuid, u64) = (Uuid([0; 16]), 0);
+
+/// Why nothing can be done with a volume whose store has become smaller.
+pub(super) const ONLY_SHOWN: &str = "its store has become smaller, and it is only read: restore its size and attach it again, or stop and discard what lies \
+                                     beyond its end";
 
 /// Until it goes nobody else changes a volume over.
 struct Alone(Arc<AtomicBool>);
@@ -179,6 +199,8 @@ pub(super) struct Written {
     pub said: AtomicU64,
     /// Up to which record what is dirty was found by a start, and the time that its marker said then.
     pub recovered: (u64, u64),
+    /// It is only shown: nothing is answered, nor destaged.
+    pub shown: bool,
 }
 
 /// The write log, and the volumes that it serves.
@@ -231,6 +253,13 @@ impl Attached {
     }
 }
 
+/// What is dirty beyond the end of a store that has become smaller.
+fn beyond(log: &WriteLog<Payload>, attachment: u32, (end, had): (u64, u64)) -> Beyond {
+    let all = log.dirty(attachment, end..had.max(end));
+    let range = (all.first().map_or(0, |d| d.0), all.last().map_or(0, |d| d.0 + d.1));
+    Beyond { end, had, dirty: all.iter().map(|d| d.1).sum(), range }
+}
+
 /// Nanoseconds since the Unix epoch.
 fn unix_nanos() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -273,6 +302,10 @@ impl Core {
             closed: log.closed().map(str::to_owned),
             journal_failure: written.journal.as_ref().and_then(Journaling::failure),
             troubles: self.troubles_of(&written),
+            shrunk: written
+                .attached
+                .had()
+                .map(|had| beyond(&log, written.state.attachment, (written.attached.bytes(), had))),
         })
     }
 
@@ -285,7 +318,8 @@ impl Core {
                 let reason = "it is to write back, and the cache is not used".to_owned();
                 return Err(CacheError::Volume { name: name.to_owned(), reason });
             }
-            return check_through((name, store), None, NO_CACHE, wish);
+            let how = (true, false);
+            return check_through((name, store), None, NO_CACHE, wish, how).map(drop);
         };
         let of = name.to_owned();
         let found = self.on_log(move |log| {
@@ -297,11 +331,15 @@ impl Core {
         match wish.back {
             Some(_) => self.write_back(&volume, record, cache, wish, None, false),
             None => {
-                check_through((name, store), record.as_ref(), cache, wish)?;
-                match record.filter(|record| record.holds.may_be_dirty()) {
-                    Some(void) => self.give_up_void(&volume, &void),
-                    None => Ok(()),
+                let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
+                let drains = closed || !self.is_enabled();
+                let of = (name, store);
+                let how = (drains, volume.had().is_some());
+                let mut holder = check_through(of, record.as_ref(), cache, wish, how)?;
+                if let Some(void) = record.filter(|_| holder.next().is_some()) {
+                    self.let_go_void(name, &void);
                 }
+                self.voids(&volume, &mut holder)
             }
         }
     }
@@ -321,6 +359,9 @@ impl Core {
         self.attached(name)?;
         // One that writes through has nothing dirty.
         let Some((back, written)) = self.back_of(name) else { return Ok(true) };
+        if written.shown {
+            return Err(fail(ONLY_SHOWN));
+        }
         let attachment = written.state.attachment;
         let all = self.drain(back, attachment, go_on);
         call_log(self, None, |log, asks| log.drain(attachment, false, asks));
@@ -378,6 +419,7 @@ impl Core {
     ) -> Result<Option<bool>, CacheError> {
         let _alone = self.alone(volume)?;
         let Some((back, written)) = self.back_of(&volume.name) else { return Ok(None) };
+        let machine = if written.shown { Holder::left } else { machine };
         let mut holder = machine(written.held(back, self.now()), Fault::default());
         let mut way = Way::of(self, back, volume, written.clone());
         let done = way.carry_out(&mut holder, go_on);
@@ -432,6 +474,9 @@ impl Core {
         let fail =
             |reason: &str| CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() };
         let volume = self.attached(name)?;
+        if volume.had().is_some() {
+            return Err(fail(ONLY_SHOWN));
+        }
         if self.recorder.is_some() {
             return Err(fail("a run that is recorded has no volumes that write back"));
         }

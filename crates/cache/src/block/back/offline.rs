@@ -6,13 +6,15 @@
 
 mod export;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder_engine::block::writeback::overlay::{Holds, Overlay, Stretch};
 use larder_engine::block::writeback::recovery::{self, Dirty, Recovered, Volume};
+use larder_engine::block::writeback::volume_log::counts;
 use larder_engine::block::writeback::{Fault, scan};
 use larder_format::block::BlockSuperblock;
-use larder_format::block::superblock::WriteLogArea;
+use larder_format::block::superblock::{Cut, WriteLogArea};
 use larder_format::block::write_log::{Kind, pieces};
 use larder_runtime::{AlignedBuf, Device as _, FlashDevice};
 use serde::{Deserialize, Serialize};
@@ -105,6 +107,8 @@ struct Left<'a> {
     area: WriteLogArea,
     scanned: scan::Scan,
     found: Recovered,
+    /// What of older records was given up, by attachment number.
+    cuts: BTreeMap<u32, Cut>,
     /// Bytes of the device, from `at` on.
     buffer: AlignedBuf,
     at: u64,
@@ -130,7 +134,9 @@ impl<'a> Left<'a> {
             |at: u64, out: &mut [u8]| device.read_at(at, out).map_err(|_| scan::ReadFailed);
         let scanned = scan::scan(&area, sb.uuid, &mut read);
         let found = recovery::recover(&scanned.batches, &asked, Fault::default());
-        Some(Left { device, area, scanned, found, buffer: AlignedBuf::zeroed(0), at: 0 })
+        let written = sb.volumes.iter().filter_map(|v| v.write_back);
+        let cuts = written.filter_map(|w| Some((w.attachment, w.cut?))).collect();
+        Some(Left { device, area, scanned, found, cuts, buffer: AlignedBuf::zeroed(0), at: 0 })
     }
 
     fn volume(&self, attachment: u32) -> Volume {
@@ -200,8 +206,8 @@ impl<'a> Left<'a> {
     }
 }
 
-/// What of a volume is dirty: of each byte the last version.
-fn overlay(volume: &Volume) -> Overlay {
+/// What of a volume is dirty: of each byte the last version, but for what was given up.
+fn overlay(volume: &Volume, cut: Option<Cut>) -> Overlay {
     let mut overlay = Overlay::default();
     for dirty in &volume.records {
         let record = &dirty.entry.record;
@@ -211,7 +217,8 @@ fn overlay(volume: &Volume) -> Overlay {
             Kind::Trim => Holds::Trimmed,
             Kind::Mark | Kind::Frontier => continue,
         };
-        overlay.show(record.offset..record.offset + record.length, record.sequence, holds);
+        let range = counts(cut, record.sequence, record.offset..record.offset + record.length);
+        overlay.show(range, record.sequence, holds);
     }
     overlay
 }
@@ -266,7 +273,7 @@ fn look_at_volume(
     go_on: &mut dyn FnMut(u64) -> bool,
 ) {
     let volume = left.volume(attachment);
-    let shows = overlay(&volume);
+    let shows = overlay(&volume, left.cuts.get(&attachment).copied());
     dirty.bytes = shows.bytes();
     dirty.records = volume.records.len() as u64;
     let sequence = |dirty: &Dirty| dirty.entry.record.sequence;
@@ -342,4 +349,46 @@ fn look_at_volume(
             remedy: GAP.to_owned(),
         });
     }
+}
+
+/// What is dirty of a volume behind a byte, and before it.
+#[derive(Debug, Default)]
+pub(super) struct Behind {
+    /// Bytes behind it,
+    pub beyond: u64,
+    /// from the first to the last,
+    pub range: Range<u64>,
+    /// and before it.
+    pub below: u64,
+    /// Records are lost in the midst of others.
+    pub gap: bool,
+    /// The last record,
+    pub last: u64,
+    /// and the number of the marker that the log knows.
+    pub marker: u64,
+}
+
+/// Looks for what is dirty of the volume with this attachment number from `end` on.
+pub(super) fn dirty_beyond(
+    device: &FlashDevice,
+    sb: &BlockSuperblock,
+    attachment: u32,
+    end: u64,
+) -> Behind {
+    let Some(left) = Left::read(device, sb) else { return Behind::default() };
+    let volume = left.volume(attachment);
+    let shows = overlay(&volume, left.cuts.get(&attachment).copied());
+    let mut behind =
+        Behind { gap: volume.gap, last: volume.last, marker: volume.marker, ..Behind::default() };
+    shows.look(end..u64::MAX, |stretch| {
+        if let Stretch::Dirty(dirty) = stretch {
+            if behind.beyond == 0 {
+                behind.range.start = dirty.at;
+            }
+            behind.beyond += dirty.len;
+            behind.range.end = dirty.at + dirty.len;
+        }
+    });
+    behind.below = shows.bytes() - behind.beyond;
+    behind
 }

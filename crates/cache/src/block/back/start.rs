@@ -95,6 +95,12 @@ pub(super) fn refused(
         Refused::Aside => "what is dirty of it was put aside in this cache, and nothing can be logged there now: take it up with a cache device that works, or \
                            have its store recovered, which gives it up"
             .to_owned(),
+        Refused::Drains => "the write log of this cache failed in a former run, and what is left of it there comes to the store when the cache starts with \
+                            the store in reach: start again now"
+            .to_owned(),
+        Refused::Shrunk => "its store has become smaller since it was last attached, and what this cache holds of it does not count any more: restore its \
+                            size, or have this cache discard what it holds"
+            .to_owned(),
         Refused::Unread => format!("{place} does not answer"),
     };
     volume_error(name, reason)
@@ -172,7 +178,8 @@ pub(super) fn read_marker(
     Ok(said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))))
 }
 
-/// A volume that does not write back: nothing else may hold writes of it that its store lacks, and this cache neither.
+/// A volume that does not write back: nothing else may hold writes of it that its store lacks, and this cache neither. Returns what is left to do,
+/// where what this cache holds is void: [`Core::voids`] does it.
 ///
 /// # Errors
 /// When that is so, or cannot be found out.
@@ -181,7 +188,8 @@ pub(in crate::block) fn check_through(
     record: Option<&WrittenBack>,
     (cache, run): (Uuid, u64),
     wish: &BackWish,
-) -> Result<(), CacheError> {
+    (drains, shrunk): (bool, bool),
+) -> Result<Holder, CacheError> {
     let mut place = place_of((name, store), wish)?;
     let comer = Comer {
         cache,
@@ -191,7 +199,9 @@ pub(in crate::block) fn check_through(
         order: None,
         marked: place.is_some(),
         served: false,
-        drains: false,
+        drains,
+        later: false,
+        shrunk,
         fresh: Uuid([0; 16]),
     };
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
@@ -206,9 +216,11 @@ pub(in crate::block) fn check_through(
                 "volume '{name}': {} says that a cache may hold writes that the store does not have: it is read as it was before them",
                 described(place.as_deref())
             );
-            Ok(())
+            Ok(holder)
         }
-        judged => judged.map_err(|why| refused(name, why, &described(place.as_deref()), said)),
+        judged => judged
+            .map(|()| holder)
+            .map_err(|why| refused(name, why, &described(place.as_deref()), said)),
     }
 }
 
@@ -235,6 +247,16 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let through = |volume: &&Arc<Attached>| wish(volume).back.is_none();
     let volumes = core.volumes();
     let first = volumes.iter().find(|volume| !through(volume)).map(|volume| &volume.name);
+    let mut void = Vec::new();
+    for volume in volumes.iter().filter(through) {
+        let record = record(&volume.name).and_then(|v| v.write_back.as_ref());
+        let of = (volume.name.as_str(), volume.volume().backing());
+        let holder = {
+            let how = (!core.is_enabled(), volume.had().is_some());
+            check_through(of, record, was, &wish(volume), how)?
+        };
+        void.push((volume, holder));
+    }
     if core.config.record.is_some() && first.is_some() {
         let reason =
             "a run with volumes that write back cannot be recorded: record one that writes through";
@@ -261,6 +283,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             .as_ref()
             .is_some_and(|w| w.holds.may_be_dirty() && w.holds != HoldsState::Carried)
             && !volumes.iter().any(|volume| volume.name == v.name)
+            && !core.config.awaited.contains(&v.name)
     };
     if let Some(missing) = sb.volumes.iter().find(missing) {
         let reason = "this cache may hold writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
@@ -301,10 +324,13 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         let written = record(&volume.name).and_then(|v| v.write_back);
         core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)), false)?;
     }
+    for (volume, mut holder) in void {
+        core.voids(volume, &mut holder)?;
+    }
     for volume in &sb.volumes {
-        let carried = volume.write_back.filter(|w| w.holds == HoldsState::Carried);
-        if let Some(carried) = carried.filter(|_| core.volume(&volume.name).is_none()) {
-            core.keep_carried(&volume.name, &carried, (&found, &scanned))?;
+        let kept = volume.write_back.filter(|w| w.holds.may_be_dirty());
+        if let Some(kept) = kept.filter(|_| core.volume(&volume.name).is_none()) {
+            core.keep_aside(&volume.name, &kept, (&found, &scanned))?;
         }
     }
     if let Some(back) = core.back.get() {
@@ -316,12 +342,6 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             if let Some(of) = sb.volumes.iter().find(of) {
                 say_void(&of.name, bytes);
             }
-        }
-    }
-    for volume in volumes.iter().filter(through) {
-        let void = record(&volume.name).and_then(|v| v.write_back);
-        if let Some(void) = void.filter(|w| w.holds.may_be_dirty()) {
-            core.give_up_void(volume, &void)?;
         }
     }
     if core.back.get().is_some_and(|back| back.drains.load(Ordering::Relaxed)) {
@@ -394,7 +414,9 @@ impl Core {
         config.age().map_err(|e| volume_error(name, e.to_string()))?;
         config.check_bound(back.log().log_bytes()).map_err(|e| volume_error(name, e))?;
         let site = match config.order {
-            Order::Journaled(_) => Some(journal_site(self, volume, wish)?),
+            Order::Journaled(_) if volume.had().is_none() => {
+                Some(journal_site(self, volume, wish)?)
+            }
             _ => None,
         };
         let place = place_of((name, volume.volume().backing()), wish)?;
@@ -404,11 +426,12 @@ impl Core {
                 let (frontier, last, marker) = (volume.frontier, volume.last, volume.marker);
                 Some(Logged { frontier, last, marker, gap: volume.gap })
             }
-            // It was put aside in this run.
+            // It was put aside in this run, or its store was not there at the start.
             None => {
-                let [frontier, .., last] =
-                    back.log().status(self.now(), record.attachment)?.positions;
-                Some(Logged { frontier, last, ..Logged::default() })
+                let log = back.log();
+                let [frontier, .., last] = log.status(self.now(), record.attachment)?.positions;
+                let marker = log.marker(record.attachment).unwrap_or(0);
+                Some(Logged { frontier, last, marker, gap: false })
             }
         });
         let comer = Comer {
@@ -420,6 +443,8 @@ impl Core {
             marked: place.is_some(),
             served,
             drains: back.drains.load(Ordering::Relaxed),
+            later: found.is_none(),
+            shrunk: volume.had().is_some(),
             fresh: random_uuid()?,
         };
         let mut holder = Holder::comes(comer, Fault::default());
@@ -449,8 +474,26 @@ impl Core {
         Ok(())
     }
 
-    /// A volume that was put aside with what is dirty and is not served: the log keeps it.
-    fn keep_carried(
+    /// A volume that does not write back comes, and what this cache holds of it is void, if that is so.
+    ///
+    /// # Errors
+    /// [`CacheError`]: its lines could not be dropped, or that could not be recorded.
+    pub(super) fn voids(
+        &self,
+        volume: &Arc<Attached>,
+        holder: &mut Holder,
+    ) -> Result<(), CacheError> {
+        let Some(back) = self.back.get().filter(|_| holder.next().is_some()) else { return Ok(()) };
+        tracing::warn!(
+            "volume '{}': its marker says that its store has been recovered since: what this cache holds of it is void",
+            volume.name
+        );
+        let mut way = Way::comes(self, back, volume, Begins::default());
+        way.carry_out(holder, &mut |_| true).map_err(|why| why.or_say(&volume.name))
+    }
+
+    /// A volume that was put aside with what is dirty, or whose store is not there yet, is not served: the log keeps it.
+    fn keep_aside(
         &self,
         name: &str,
         carried: &WrittenBack,
@@ -463,12 +506,19 @@ impl Core {
             // What lies behind the gap would be forgotten.
             return Err(refused(name, Refused::Gap, "the marker", None));
         }
-        let config = BackConfig { order: kept_order(carried.order), ..BackConfig::default() };
+        // Where epochs end at marks, no other end is made of what was found.
+        let wished = self.config.wish_of(name).back;
+        let wished = wished.filter(|wished| order_of(wished.order) == carried.order);
+        let order = wished.map_or(kept_order(carried.order), |wished| wished.order);
+        let config = BackConfig { order, ..BackConfig::default() };
         let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
         let mut log = back.log();
         log.attach(self.now(), attach);
+        log.cut_off(carried.attachment, carried.cut);
         log.put_aside(carried.attachment);
         log.recover(self.now(), carried.attachment, of, scanned);
+        drop(log);
+        self.name_marks(back, carried.attachment);
         Ok(())
     }
 

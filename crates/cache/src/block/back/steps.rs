@@ -24,7 +24,7 @@ use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
 use super::journal::{Journal, JournalAt, Journaling, Of, Taken};
 use super::start::{no_journal, open_journal, read_marker, volume_error};
-use super::{Back, BackConfig, MarkerAt, Written};
+use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
 /// Why a step was not done.
 pub(super) enum NotDone {
@@ -52,6 +52,7 @@ impl From<CacheError> for NotDone {
 }
 
 /// What a volume that comes has.
+#[derive(Default)]
 pub(super) struct Begins<'a> {
     pub place: Option<Box<dyn MarkerPlace>>,
     /// Where its journal is to be, if it has one.
@@ -223,10 +224,11 @@ impl<'a> Way<'a> {
                 }
             }
             Step::Answer => self.answer(holder)?,
+            Step::Show => self.show(holder),
             Step::Through | Step::Aside => {
                 let attachment = holder.state().attachment;
                 let mut log = self.back.log();
-                if step == Step::Through && log.closed().is_some() {
+                if step == Step::Through && holder.is_going() && log.closed().is_some() {
                     return Ok(());
                 }
                 volume.attachment.store(0, Ordering::SeqCst);
@@ -462,12 +464,33 @@ impl<'a> Way<'a> {
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
         let of = [Some(state.attachment), holder.before()];
         let mark = begins.mark.take().filter(|(said, _)| of.contains(&Some(*said)));
+        // Before the log has it: what was put aside is destaged at once, through its journal.
+        back.add(Written {
+            journal,
+            attached: self.volume.clone(),
+            place: begins.place.take().map(Into::into),
+            state,
+            config: begins.config.clone(),
+            marker: begins.marker.clone(),
+            journal_at: begins.journal_at.clone(),
+            number: holder.number().into(),
+            durable: holder.number().into(),
+            said: AtomicU64::new(holder.frontier()),
+            trouble: Default::default(),
+            recovered: holder.recovered(),
+            shown: false,
+        });
         call_log(core, None, |log, asks| {
             let now = core.now();
             if log.is_aside(state.attachment) {
+                let none = log.stored_mark(state.attachment).is_none();
+                if let Some((_, mark)) = mark.filter(|_| none) {
+                    log.had_mark(state.attachment, mark);
+                }
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);
+            log.cut_off(state.attachment, state.cut);
             asks.steps.push(state.attachment);
             if let Some((_, mark)) = mark {
                 log.had_mark(state.attachment, mark);
@@ -488,8 +511,35 @@ impl<'a> Way<'a> {
             say_void(&self.volume.name, void);
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
+        self.volume.attachment.store(state.attachment, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The log has the volume, as it was put aside, and whoever reads sees what is dirty.
+    fn show(&mut self, holder: &Holder) {
+        let (core, back, state) = (self.core, self.back, holder.state());
+        let Which::Comes(begins) = &mut self.which else { return };
+        let named = (holder.number(), holder.epoch(), begins.place.is_some());
+        let attach = core.attach_of(&state, &begins.config, holder.frontier(), named);
+        let found = begins
+            .found
+            .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
+        let mut log = back.log();
+        if !log.is_aside(state.attachment) {
+            log.attach(core.now(), attach);
+            log.cut_off(state.attachment, state.cut);
+            log.put_aside(state.attachment);
+            if let Some((found, scanned)) = found {
+                log.recover(core.now(), state.attachment, found, scanned);
+            }
+        }
+        let had = self.volume.had().unwrap_or(0);
+        let beyond = beyond(&log, state.attachment, (self.volume.bytes(), had));
+        drop(log);
+        core.name_marks(back, state.attachment);
+        tracing::error!("volume '{}': {beyond}", self.volume.name);
         back.add(Written {
-            journal,
+            journal: None,
             attached: self.volume.clone(),
             place: begins.place.take().map(Into::into),
             state,
@@ -501,9 +551,9 @@ impl<'a> Way<'a> {
             trouble: Default::default(),
             said: AtomicU64::new(holder.frontier()),
             recovered: holder.recovered(),
+            shown: true,
         });
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
-        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::block::{Builder, Cache};
 
 const BYTES: u64 = 8 << 20;
 
-fn builder(dir: &Path, back: Option<BackConfig>) -> Builder {
+pub(super) fn builder(dir: &Path, back: Option<BackConfig>) -> Builder {
     let path = dir.join("disk");
     if !path.exists() {
         File::create(&path).unwrap().set_len(BYTES).unwrap();
@@ -25,7 +25,7 @@ fn builder(dir: &Path, back: Option<BackConfig>) -> Builder {
     }
 }
 
-fn ordered(pace: Pace) -> BackConfig {
+pub(super) fn ordered(pace: Pace) -> BackConfig {
     BackConfig { order: Order::Ordered(Grain::Flush), pace, ..BackConfig::default() }
 }
 
@@ -434,7 +434,7 @@ fn backing(dir: &Path) -> Box<dyn backing::Backing> {
     super::backing::open_with(&uri, &options).unwrap()
 }
 
-fn wishes(back: BackConfig) -> crate::block::back::BackWish {
+pub(super) fn wishes(back: BackConfig) -> crate::block::back::BackWish {
     crate::block::back::BackWish { back: Some(back), ..Default::default() }
 }
 

@@ -1,3 +1,4 @@
+mod awaited;
 mod back;
 mod beside;
 mod check;
@@ -10,6 +11,7 @@ mod left;
 mod losses;
 mod refused;
 mod rules;
+mod shrunk;
 mod sparse;
 mod thrift;
 mod through;
@@ -152,6 +154,7 @@ fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
         journals: std::collections::BTreeMap::new(),
+        awaited: std::collections::BTreeSet::new(),
         write: shape.write,
         replacement: Replacement::Lru,
         reclaim: VictimPolicy::Fifo,

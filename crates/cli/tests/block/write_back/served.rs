@@ -174,6 +174,46 @@ fn refused(dir: &Path, more: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn a_store_that_is_away_at_the_start_keeps_no_other_volume_and_is_gone_on_with_when_it_comes() {
+    let dir = prepare();
+    let dir = dir.path();
+    std::fs::File::create(dir.join("more")).unwrap().set_len(32 << 20).unwrap();
+    let more = format!("more=file:{}", dir.join("more").display());
+    let more: &[&str] = &["--volume", &more, "--write", HELD, "--on-backing-failure", "wait"];
+    let all = blocks();
+    let daemon = Daemon::start(dir, more);
+    write_all(dir, "disk", &all);
+    write_all(dir, "more", &vec![(3, 7)]);
+    daemon.kill();
+    let names = ["disk", "disk.larder"];
+    let rename = |from: &dyn Fn(&str) -> String, to: &dyn Fn(&str) -> String| {
+        names.iter().for_each(|n| std::fs::rename(dir.join(from(n)), dir.join(to(n))).unwrap());
+    };
+    let (here, away) = (|n: &str| n.to_owned(), |n: &str| format!("away-{n}"));
+    rename(&here, &away);
+    let dirty = expected(&all).iter().filter(|b| **b > 0).count() as u64 * BLOCK;
+    let mut daemon = Daemon::start(dir, more);
+    let status = json(dir, &["status"]);
+    let disk = &status["volumes"][0];
+    assert_eq!((&disk["name"], &disk["store"]["state"]), (&"disk".into(), &"waiting".into()));
+    assert_eq!(disk["kept_dirty_bytes"], dirty, "{disk:#}");
+    let alarms = status["alarms"].to_string();
+    has(&alarms, &["volume 'disk'", "that the store lacks are kept in the write log"]);
+    reads(dir, "more", &vec![(3, 7)]);
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.wait_for("it was not served at the end");
+    daemon.stop();
+    let daemon = Daemon::start(dir, more);
+    rename(&away, &here);
+    status_when(dir, "the store is there", |s| s["volumes"][0]["store"]["state"] == "ok");
+    reads(dir, "disk", &all);
+    let (code, _, error) = ask(dir, &["flush"]);
+    assert_eq!(code, 0, "{error}");
+    store_holds(&dir.join("disk"), &all);
+    daemon.stop();
+}
+
+#[test]
 fn a_cache_that_was_given_up_counts_no_more_when_it_returns() {
     let dir = prepare();
     let dir = dir.path();

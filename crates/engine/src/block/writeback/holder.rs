@@ -55,6 +55,10 @@ pub struct Comer {
     /// Nothing is logged: the device does not work, or a start has found that the log had failed. What is dirty of the volume comes to its store;
     /// one that comes with nothing is written through.
     pub drains: bool,
+    /// The log has begun: it comes later than the start.
+    pub later: bool,
+    /// Its store has become smaller: what is dirty of it may lie beyond its end, and it is shown as it is, and not written.
+    pub shrunk: bool,
     /// Random: the volume's name for markers and caches if it has none.
     pub fresh: Uuid,
 }
@@ -74,6 +78,10 @@ pub enum Refused {
     Journaled,
     /// It was put aside, and is not taken up while nothing is logged.
     Aside,
+    /// Its log has failed in a former run, and this run logs: what is left of it is drained by a start that finds it.
+    Drains,
+    /// Its store has become smaller, and nothing that is dirty of it counts: it is as with one that was clean.
+    Shrunk,
     /// The marker does not answer.
     Unread,
 }
@@ -95,6 +103,8 @@ enum What {
     Goes,
     /// It is put aside with what is dirty.
     Carried,
+    /// It was only shown, and goes as it came.
+    Left,
 }
 
 /// One volume's way. See the [module](self).
@@ -182,6 +192,7 @@ impl Holder {
             generation: 0,
             marker: 0,
             order: comer.order.unwrap_or(Order::Any),
+            cut: None,
         };
         Holder {
             what: What::Comes,
@@ -214,6 +225,8 @@ impl Holder {
             marked,
             served: steps.contains(&Step::Hold),
             drains: false,
+            later: false,
+            shrunk: false,
             fresh: entry.volume,
         };
         let comes = Holder::comes(comer, fault);
@@ -243,6 +256,11 @@ impl Holder {
     pub fn carried(held: Held, fault: Fault) -> Holder {
         let steps = marker::carry(held.cache, held.entry.generation);
         Holder::held(What::Carried, held, steps, fault)
+    }
+
+    /// A volume that is shown as it is and not written goes: cache and marker say what they said.
+    pub fn left(held: Held, fault: Fault) -> Holder {
+        Holder::held(What::Left, held, vec![Step::Aside], fault)
     }
 
     /// What is to be done next; `None` at the end.
@@ -295,15 +313,34 @@ impl Holder {
             (self.number, self.durable) = (marker.number, marker.number);
         }
         let Some(order) = comer.order else {
+            let dirty = comer.record.is_some_and(|record| record.holds.may_be_dirty());
             return match verdict {
-                // (What this cache may hold is void then.)
-                Verdict::Attach { .. } => Ok(()),
+                Verdict::Attach { .. } if !dirty => Ok(()),
+                Verdict::Attach { .. } if comer.shrunk => Err(Refused::Shrunk),
+                // What this cache holds is void [fence]; that it is written nowhere else costs nothing but to find it void again.
+                Verdict::Attach { .. } if comer.drains => {
+                    self.steps.push_back(Step::DropLines);
+                    Ok(())
+                }
+                Verdict::Attach { generation, .. } => {
+                    let clean = Step::Holds(Holds::Clean(generation.saturating_sub(1)));
+                    self.steps.extend([Step::DropLines, clean, Step::Through]);
+                    Ok(())
+                }
                 Verdict::Refuse(why) => Err(Refused::Marker(why)),
                 _ => Err(Refused::Kept),
             };
         };
         let mut g;
         let lines = match verdict {
+            Verdict::Attach { .. } if comer.shrunk => return Err(Refused::Shrunk),
+            Verdict::GoOn | Verdict::TakeUp { .. } | Verdict::Drain if comer.shrunk => {
+                let kept = entry;
+                self.keeps(&mut entry, said, order, verdict == Verdict::Drain)?;
+                self.entry = kept;
+                self.steps.extend([Step::DropLines, Step::Show]);
+                return Ok(());
+            }
             Verdict::Attach { lines, .. } if comer.drains => {
                 if !lines && there.is_some() {
                     self.steps.push_back(Step::DropLines);
@@ -314,7 +351,8 @@ impl Holder {
                 (g, self.anew) = (generation, true);
                 let before = there.is_some();
                 entry.volume = said.map_or(entry.volume, |said| said.volume);
-                entry = WrittenBack { attachment: 0, began: 0, marker: 0, order, ..entry };
+                entry =
+                    WrittenBack { attachment: 0, began: 0, marker: 0, order, cut: None, ..entry };
                 (self.entry, self.frontier, self.epoch) = (entry, 0, 0);
                 if absent {
                     // A kill behind the next step finds one that says that nothing is dirty.
@@ -328,6 +366,7 @@ impl Holder {
                 lines || !before
             }
             Verdict::TakeUp { .. } if comer.drains => return Err(Refused::Aside),
+            Verdict::Drain if comer.later && !comer.drains => return Err(Refused::Drains),
             Verdict::GoOn | Verdict::TakeUp { .. } | Verdict::Drain => {
                 self.keeps(&mut entry, said, order, verdict == Verdict::Drain)?;
                 g = entry.generation;
@@ -530,5 +569,96 @@ fn unmarked(holds: Holds) -> Verdict {
         Holds::Nothing => Verdict::Attach { generation: 1, lines: true },
         Holds::Carried(g) => Verdict::TakeUp { generation: g + 1 },
         Holds::TakingUp(g) => Verdict::TakeUp { generation: g },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CACHE: Uuid = Uuid([1; 16]);
+
+    /// A volume of generation 5, open here.
+    fn comer(order: Option<Order>) -> Comer {
+        let record = WrittenBack {
+            volume: Uuid([2; 16]),
+            attachment: 3,
+            began: 0,
+            holds: HoldsState::Open,
+            generation: 5,
+            marker: 7,
+            order: Order::Flush,
+            cut: None,
+        };
+        Comer {
+            cache: CACHE,
+            run: 9,
+            record: Some(record),
+            logged: None,
+            order,
+            marked: true,
+            served: false,
+            drains: false,
+            later: true,
+            shrunk: false,
+            fresh: Uuid([4; 16]),
+        }
+    }
+
+    fn read(comer: Comer, mark: Mark, generation: u64) -> (Holder, Result<(), Refused>) {
+        let mut holder = Holder::comes(comer, Fault::default());
+        let read = Read::There(Marker { mark, generation, number: 8, run: 9 });
+        let judged = holder.read(read, None);
+        (holder, judged)
+    }
+
+    fn steps(mut holder: Holder) -> Vec<Step> {
+        std::iter::from_fn(|| holder.next().inspect(|_| holder.done())).collect()
+    }
+
+    #[test]
+    fn a_volume_that_writes_through_voids_what_its_cache_held_when_its_store_was_recovered() {
+        let (holder, judged) = read(comer(None), Mark::Clean, 6);
+        assert_eq!(judged, Ok(()));
+        let wanted = [Step::DropLines, Step::Holds(Holds::Clean(6)), Step::Through];
+        assert_eq!(steps(holder), wanted);
+        let (_, judged) = read(comer(None), Mark::Dirty(CACHE), 5);
+        assert_eq!(judged, Err(Refused::Kept));
+        // The device is not written then, and no line of it counts.
+        let (holder, judged) = read(Comer { drains: true, ..comer(None) }, Mark::Clean, 6);
+        assert_eq!((judged, steps(holder)), (Ok(()), vec![Step::DropLines]));
+    }
+
+    #[test]
+    fn a_shrunk_store_is_shown_with_what_is_dirty_and_nothing_is_said_of_it_anew() {
+        for (mark, holds) in [
+            (Mark::Dirty(CACHE), HoldsState::Open),
+            (Mark::Carried(CACHE), HoldsState::Carried),
+            (Mark::Closing(CACHE), HoldsState::Open),
+        ] {
+            let record = comer(None).record.map(|record| WrittenBack { holds, ..record });
+            for later in [false, true] {
+                let comer = Comer { shrunk: true, record, later, ..comer(Some(Order::Flush)) };
+                let (holder, judged) = read(comer, mark, 5);
+                assert_eq!(judged, Ok(()), "{mark:?}");
+                assert_eq!(Some(holder.state()), record);
+                assert_eq!(steps(holder), [Step::DropLines, Step::Show], "{mark:?}");
+            }
+        }
+        for order in [None, Some(Order::Flush)] {
+            let (_, judged) = read(Comer { shrunk: true, ..comer(order) }, Mark::Clean, 6);
+            assert_eq!(judged, Err(Refused::Shrunk));
+        }
+    }
+
+    #[test]
+    fn what_a_failed_log_has_left_is_drained_by_a_start_and_not_by_a_log_that_works() {
+        for mark in [Mark::Closing(CACHE), Mark::Closed(CACHE)] {
+            let (_, judged) = read(comer(Some(Order::Flush)), mark, 5);
+            assert_eq!(judged, Err(Refused::Drains));
+            let at_start = Comer { later: false, ..comer(Some(Order::Flush)) };
+            let (holder, judged) = read(at_start, mark, 5);
+            assert!(judged.is_ok() && holder.drains());
+        }
     }
 }

@@ -34,6 +34,7 @@ use std::ops::Range;
 
 use larder_base::Nanos;
 use larder_format::Uuid;
+use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
@@ -508,6 +509,13 @@ impl<B: Clone> WriteLog<B> {
         self.divide();
     }
 
+    /// An operator has given up what older records of a volume have beyond an end. It is said between its attach and what a start has found.
+    pub fn cut_off(&mut self, attachment: u32, cut: Option<Cut>) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            volume.log.cut_off(cut);
+        }
+    }
+
     /// Records of a volume are not needed any more.
     /// Returns what they held of the log, and their bytes.
     fn settle(&mut self, attachment: u32, position: u64) -> (u64, u64) {
@@ -600,6 +608,11 @@ impl<B: Clone> WriteLog<B> {
         if let Some(volume) = self.volumes.get_mut(&attachment) {
             (volume.marker, volume.untold) = (marker, true);
         }
+    }
+
+    /// Number of a volume's marker that was last known durable.
+    pub fn marker(&self, attachment: u32) -> Option<u64> {
+        self.volumes.get(&attachment).map(|volume| volume.marker)
     }
 
     // ---- clients ----

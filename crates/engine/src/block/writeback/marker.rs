@@ -277,6 +277,8 @@ pub enum Step {
     Mark(Mark, u64),
     /// The log has the volume, and writes are answered from here on.
     Answer,
+    /// The log has the volume, and shows what is dirty of it to who reads. Nothing is answered, nor destaged.
+    Show,
     /// The log has the volume no more: writes are answered when the store has them.
     Through,
     /// The volume is gone; the log keeps what it has of it.

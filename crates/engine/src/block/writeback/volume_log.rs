@@ -16,6 +16,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
 
+use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::{BLOCK, pieces};
 
 use super::overlay::{Dirty, Holds, Overlay, Stretch};
@@ -161,6 +162,14 @@ impl Logged {
     }
 }
 
+/// What counts of a record of these bytes, where an operator has given up what records have beyond an end.
+pub fn counts(cut: Option<Cut>, sequence: u64, range: Range<u64>) -> Range<u64> {
+    match cut.filter(|cut| sequence <= cut.last) {
+        Some(cut) => range.start.min(cut.end)..range.end.min(cut.end),
+        None => range,
+    }
+}
+
 /// Records that go to the store together: their positions. Between two of them the store is flushed.
 pub type Window = RangeInclusive<u64>;
 
@@ -184,6 +193,8 @@ pub struct VolumeLog {
     /// Records whose bytes cannot be read any more, and what of them shows.
     lost: BTreeSet<u64>,
     shows_lost: Overlay,
+    /// What of older records does not count.
+    cut: Option<Cut>,
     fault: Fault,
 }
 
@@ -202,6 +213,7 @@ impl VolumeLog {
             held: 0,
             lost: BTreeSet::new(),
             shows_lost: Overlay::default(),
+            cut: None,
             fault: Fault::default(),
         }
     }
@@ -210,6 +222,16 @@ impl VolumeLog {
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Fault) {
         self.fault = fault;
+    }
+
+    /// An operator has given up what records before it have beyond an end.
+    pub fn cut_off(&mut self, cut: Option<Cut>) {
+        self.cut = cut;
+    }
+
+    /// What counts of a record of these bytes: what it has beyond the end of its store may have been given up.
+    pub fn counts(&self, sequence: u64, range: Range<u64>) -> Range<u64> {
+        counts(self.cut, sequence, range)
     }
 
     /// All records up to here are durable in the store.
@@ -515,7 +537,7 @@ impl VolumeLog {
                 true => Holds::Unreadable,
                 false => logged.holds(),
             };
-            versions.show(logged.range(), sequence, holds);
+            versions.show(self.counts(sequence, logged.range()), sequence, holds);
         }
         let mut writes = Vec::with_capacity(versions.extents());
         versions.look(0..u64::MAX, |stretch| {
@@ -560,7 +582,8 @@ impl VolumeLog {
     /// been.
     pub fn recover(&mut self, logged: Logged, dependency: u64, overlay: &mut Overlay) {
         let sequence = self.recover_unshown(logged, dependency);
-        overlay.show(logged.at..logged.at + logged.len, sequence, logged.holds());
+        let range = self.counts(sequence, logged.at..logged.at + logged.len);
+        overlay.show(range, sequence, logged.holds());
     }
 
     /// The same, where many are shown at once ([`Overlay::build`]): its sequence.

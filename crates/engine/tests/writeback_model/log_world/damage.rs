@@ -169,7 +169,7 @@ impl World {
         let footer = self.rng.chance(0.8).then(|| first + bytes - 1 - self.rng.below(96));
         let given = self.rng.chance(0.7);
         let header = at + self.rng.below(120);
-        let mut flip = |world: &mut World| match given {
+        let flip = |world: &mut World| match given {
             true => [Some(header), footer].iter().flatten().for_each(|&at| world.device.rot(at)),
             false if world.withheld.is_empty() => world.withheld = vec![at, first + bytes - 1],
             false => world.withheld.clear(),

@@ -36,6 +36,7 @@ fn logged() -> BlockSuperblock {
         generation: 4,
         marker: 70,
         order: Order::Journaled,
+        cut: None,
     });
     let (first_group, groups) = sb.allocate(1 << 20).unwrap();
     let nothing = WrittenBack {
@@ -46,6 +47,7 @@ fn logged() -> BlockSuperblock {
         generation: 0,
         marker: 0,
         order: Order::Any,
+        cut: None,
     };
     sb.volumes.push(Volume {
         name: "later".to_owned(),
@@ -144,6 +146,7 @@ fn as_many_volumes_as_it_may_have_fit() {
                     generation: 0,
                     marker: u64::MAX,
                     order: Order::Flush,
+                    cut: None,
                 }),
             });
         }

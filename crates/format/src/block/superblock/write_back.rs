@@ -211,6 +211,17 @@ pub struct WrittenBack {
     pub marker: u64,
     /// In which order its store gets what was written.
     pub order: Order,
+    /// What an operator has given up of it.
+    pub cut: Option<Cut>,
+}
+
+/// Records of a volume up to a sequence count below a byte alone: what they have behind it was given up, since its store ends there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The first byte of the volume that does not count.
+    pub end: u64,
+    /// The last record of which that is so, from 1.
+    pub last: u64,
 }
 
 impl WrittenBack {
@@ -229,6 +240,10 @@ impl WrittenBack {
         out[24..32].copy_from_slice(&self.began.to_le_bytes());
         out[32..40].copy_from_slice(&self.generation.to_le_bytes());
         out[40..48].copy_from_slice(&self.marker.to_le_bytes());
+        if let Some(Cut { end, last }) = self.cut {
+            out[48..56].copy_from_slice(&end.to_le_bytes());
+            out[56..64].copy_from_slice(&last.to_le_bytes());
+        }
         out
     }
 
@@ -250,10 +265,8 @@ impl WrittenBack {
         field("order of a volume", order.into(), kept.is_some())?;
         let (Some(holds), Some(order)) = (holds, kept) else { return Ok(None) };
         field("byte 214 of a volume", le(&entry[22..24]), le(&entry[22..24]) == 0)?;
-        for at in (48..ENTRY_BYTES).step_by(8) {
-            let value = le(&entry[at..at + 8]);
-            field("byte 240 of a volume", value, value == 0)?;
-        }
+        let (end, last) = (le(&entry[48..56]), le(&entry[56..64]));
+        field("byte 240 of a volume", end, end == 0 || last > 0)?;
         let found = WrittenBack {
             volume: Uuid(entry[..16].try_into().expect("16 bytes")),
             attachment: le(&entry[16..20]) as u32,
@@ -262,6 +275,7 @@ impl WrittenBack {
             generation: le(&entry[32..40]),
             marker: le(&entry[40..48]),
             order,
+            cut: (last > 0).then_some(Cut { end, last }),
         };
         let known = holds != HoldsState::Nothing;
         field("attachment number", found.attachment.into(), found.attachment > 0 || !known)?;

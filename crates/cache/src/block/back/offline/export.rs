@@ -184,7 +184,8 @@ fn write_all(
     let left = left.zip(attachment);
     let volume =
         left.as_ref().map(|(left, attachment)| left.volume(*attachment)).unwrap_or_default();
-    let shows = overlay(&volume);
+    let cut = left.as_ref().and_then(|(left, attachment)| left.cuts.get(attachment).copied());
+    let shows = overlay(&volume, cut);
     let mut dirty = Vec::with_capacity(shows.extents());
     shows.look(0..u64::MAX, |stretch| {
         if let Stretch::Dirty(one) = stretch {

@@ -57,7 +57,7 @@ pub fn decide(sb: &mut BlockSuperblock, comer: &Comer, fault: Fault) -> Decided 
         take_up(sb, &coming)
     };
     let cold = match outcome.as_ref().map(|taken| taken.found) {
-        Ok(Found::Changed) => proof.and_then(Result::err),
+        Ok(Found::Changed) => proof.and_then(Result::err).or(Some("its store has become smaller")),
         Ok(Found::Grown) => Some("its store has grown"),
         _ => None,
     };

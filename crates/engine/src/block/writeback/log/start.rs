@@ -65,7 +65,10 @@ impl<B: Clone> WriteLog<B> {
                 }
                 holds => holds,
             };
-            shown.push((logged.at..logged.at + logged.len, sequence, holds));
+            let range = volume.log.counts(sequence, logged.at..logged.at + logged.len);
+            if !range.is_empty() {
+                shown.push((range, sequence, holds));
+            }
         }
         volume.overlay = Overlay::build(shown);
         volume.log.lose(lost);
