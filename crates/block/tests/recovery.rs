@@ -143,6 +143,7 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
     };
     let (path, layout) = image(dir.path(), placement, bytes);
     let config = CacheConfig {
+        awaited: Default::default(),
         back: std::collections::BTreeMap::new(),
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
