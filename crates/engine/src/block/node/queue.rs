@@ -338,6 +338,9 @@ impl<H: Host> Queue<H> {
                 let range = operation.at..operation.at + operation.len;
                 let dirty = node.log(|log| log.dirty(attachment, range));
                 operation.dirty = dirty.unwrap_or_default();
+                if self.fault.is(Planted::DirtyCalledHole) {
+                    operation.dirty.clear();
+                }
                 self.straight(node, now, fx, operation);
             }
             (_, Kind::Part(_)) if placed => self.begin(node, now, fx, operation, Verdict::Admit),
@@ -499,7 +502,10 @@ impl<H: Host> Queue<H> {
         let logged =
             found.iter().flatten().filter(|found| !matches!(found, Found::Clean(..))).count();
         op.pending = 1 + (parts.len() + logged) as u32;
-        let bytes = op.bytes.clone();
+        let mut bytes = op.bytes.clone();
+        if op.destages.is_some() && self.fault.is(Planted::NewerRecordFilled) {
+            bytes = self.newer(&op).or(bytes);
+        }
         let volume = ahead.is_some().then(|| op.volume.clone());
         self.ops.insert(id, op);
         for (&(from, len), &verdict) in parts.iter().zip(&verdicts) {
