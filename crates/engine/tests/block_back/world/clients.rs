@@ -42,6 +42,10 @@ impl World {
             // Whole lines, as file systems do.
             (at, len) = (at / 8 * 8, len.div_ceil(8) * 8);
         }
+        if self.rng.chance(0.1) {
+            // The end of a volume need not be that of a line.
+            at = all - 1 - self.rng.below(12);
+        }
         if self.rng.chance(0.03) {
             (at, len) = (self.rng.below(16), all);
         }
@@ -57,7 +61,7 @@ impl World {
         let began = self.tick;
         let place = at * sectors;
         let choice = self.rng.below(100);
-        if choice >= 30 && choice < 65 {
+        if (30..65).contains(&choice) {
             len = len.min(24);
         }
         let bytes = len * sectors;
