@@ -164,6 +164,24 @@ faults! {
     MergeNotCharged,
     /// A queue writes lines before the write budget's file says that they are.
     WriteNotAwaited,
+    /// What is destaged goes past the slots: a line of before is found there again when the log is let go.
+    DestagedPastSlots,
+    /// `twoqueues`: what is destaged waits for changes of its bytes that wait for the log.
+    DestageWaitsForLog,
+    /// `fillbehind`: a line that is destaged is filled with a newer record's bytes.
+    NewerRecordFilled,
+    /// What the log has of a range is not known to a status: the store's holes are reported.
+    DirtyCalledHole,
+}
+
+impl Planted {
+    /// Those that show where a volume writes back alone.
+    pub const OF_WRITE_BACK: &[Planted] = &[
+        Planted::DestagedPastSlots,
+        Planted::DestageWaitsForLog,
+        Planted::NewerRecordFilled,
+        Planted::DirtyCalledHole,
+    ];
 }
 
 /// The fault that is planted in what is called with it; none by default.

@@ -341,6 +341,9 @@ impl<H: Host> Queue<H> {
                 let range = operation.at..operation.at + operation.len;
                 let dirty = node.log(|log| log.dirty(attachment, range));
                 operation.dirty = dirty.unwrap_or_default();
+                if self.fault.is(Planted::DirtyCalledHole) {
+                    operation.dirty.clear();
+                }
                 self.straight(node, now, fx, operation);
             }
             (_, Kind::Part(_)) if placed => self.begin(node, now, fx, operation, Verdict::Admit),
@@ -454,16 +457,19 @@ impl<H: Host> Queue<H> {
             }
             _ => None,
         };
-        let tail = match &found {
-            None => cut((at, end), whole, line, rule, &mut parts),
-            Some(found) => found.iter().fold(None, |tail, found| match *found {
-                Found::Clean(from, len) => {
+        // Of a tail the log may have something in the middle: then there are two.
+        let mut tails = Vec::new();
+        match &found {
+            None => tails.extend(cut((at, end), whole, line, rule, &mut parts)),
+            Some(found) => {
+                for found in found {
+                    let Found::Clean(from, len) = *found else { continue };
                     let from = base.wrapping_add(from);
-                    cut((from, from + len), whole, line, rule.as_ref(), &mut parts)
+                    let rule = rule.as_ref();
+                    tails.extend(cut((from, from + len), whole, line, rule, &mut parts));
                 }
-                _ => tail,
-            }),
-        };
+            }
+        }
         let mut of_ahead = Verdict::Reject;
         match kind {
             PartKind::Write if op.destages.is_some() && advice == Verdict::Reject => {
@@ -494,15 +500,18 @@ impl<H: Host> Queue<H> {
             PartKind::Read => self.streams.read(at, end - at, whole, of_ahead),
             _ => None,
         };
-        if let Some(tail) = tail.filter(|_| kind != PartKind::Prefetch) {
-            parts.push(tail);
-            verdicts.push(Verdict::Reject);
+        if kind != PartKind::Prefetch {
+            parts.append(&mut tails);
+            verdicts.resize(parts.len(), Verdict::Reject);
         }
         // One stands for its beginning: it is not over before all parts are begun.
         let logged =
             found.iter().flatten().filter(|found| !matches!(found, Found::Clean(..))).count();
         op.pending = 1 + (parts.len() + logged) as u32;
-        let bytes = op.bytes.clone();
+        let mut bytes = op.bytes.clone();
+        if op.destages.is_some() && self.fault.is(Planted::NewerRecordFilled) {
+            bytes = self.newer(&op).or(bytes);
+        }
         let volume = ahead.is_some().then(|| op.volume.clone());
         self.ops.insert(id, op);
         for (&(from, len), &verdict) in parts.iter().zip(&verdicts) {

@@ -19,7 +19,7 @@
 //! | [`words`] | how an order and a pace are said |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
-//! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`).
+//! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`); the crash model of both is `tests/block_back`.
 
 pub mod destager;
 pub mod economy;

@@ -516,7 +516,24 @@ impl<H: Host> Queue<H> {
         let read = kind == PartKind::Write
             && node.log(|log| log.was_read(attachment, dirty.sequence)).unwrap_or_default();
         let advice = if read { Verdict::Admit } else { Verdict::Reject };
+        if self.fault.is(Planted::DestagedPastSlots) {
+            return self.straight(node, now, fx, op);
+        }
+        // It never waits for what waits for the log: a full one would wait for itself.
+        if self.fault.is(Planted::DestageWaitsForLog) && self.newer(&op).is_some() {
+            op.volume.leave();
+            return self.destaged(node, now, fx, stretch, None);
+        }
         self.begin(node, now, fx, op, advice);
+    }
+
+    /// The bytes of a change of all of these bytes that is in the log, or waits for it: for faults alone.
+    pub(super) fn newer(&self, of: &Operation<H>) -> Option<H::Bytes> {
+        let end = of.at + of.len;
+        let covers = |op: &&Operation<H>| op.logged && op.at <= of.at && end <= op.at + op.len;
+        let newer =
+            self.ops.values().filter(covers).find_map(|op| Some((op.at, op.bytes.as_ref()?)));
+        newer.map(|(at, bytes)| H::part(bytes, of.at - at, of.len))
     }
 
     fn destage_flush<N: Node<H>>(
