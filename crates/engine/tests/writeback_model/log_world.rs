@@ -180,6 +180,8 @@ pub(super) struct World {
     is_calm: bool,
     /// There is a write budget, which has more or less left.
     purse: Option<Rng>,
+    /// What it has.
+    means: Means,
     /// The share of looks at a footer's write that end it.
     footers: f64,
     /// While a start goes on, of each volume how much of its log it has found.
@@ -249,6 +251,7 @@ impl World {
             carries: seed % 4 == 3,
             is_calm: seed % 8 == 5,
             purse: (seed % 8 == 6).then(|| Rng::new(seed)),
+            means: Means::Plenty,
             footers: if seed % 8 == 5 { 0.02 } else { 0.05 },
             starting: None,
             withheld: Vec::new(),
@@ -455,9 +458,12 @@ impl World {
         self.carry(asks)
     }
 
-    /// Time passes, and what is due is done.
+    /// Time passes, and what is due is done. The budget is asked first, as a server does.
     fn due(&mut self) -> Checked {
         let mut asks = Asks::default();
+        if self.purse.is_some() {
+            self.log.afford(self.now, self.means, &mut asks);
+        }
         self.log.due(self.now, &mut asks);
         self.carry(asks)
     }
@@ -668,6 +674,7 @@ impl World {
             return Ok(());
         }
         let means = ALL[purse.below(4) as usize];
+        self.means = means;
         self.says(|| format!("the write budget: {means:?}"));
         let mut asks = Asks::default();
         self.log.afford(self.now, means, &mut asks);

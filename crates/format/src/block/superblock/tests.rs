@@ -201,7 +201,7 @@ fn what_no_log_and_no_volume_can_be_is_refused() {
         (volume(0, 213), &[4]),              // order
         (volume(0, 214), &[1]),              // zero
         (volume(0, 224), &[0; 8]),           // open without a generation
-        (volume(0, 255), &[1]),              // zero
+        (volume(0, 240), &[1]),              // an end, and no last record
         (volume(2, 192), &[3; 16]),          // another's UUID
     ];
     for (at, bytes) in wrong {
