@@ -176,7 +176,7 @@ fn comes_and_goes(placement: &str) {
     assert!(text.contains("put aside") && text.contains("larder block drop"), "{text}");
     assert_eq!(totals(&after), totals(&before), "totals do not fall with a volume");
     let (code, _, error) = ask(dir, &["detach", "more"]);
-    assert!(code == 1 && error.contains("these are: disk"), "{error}");
+    assert!(code == 1 && error.contains("put aside, and nothing of it is dirty"), "{error}");
 
     // Unchanged, it is warm; changed, it is not, and nothing old is read.
     assert_eq!(json(dir, &["attach", &uri])["warm"], true);

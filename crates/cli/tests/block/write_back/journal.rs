@@ -246,5 +246,5 @@ fn a_journal_that_cannot_be_is_refused_with_what_to_do() {
     let on_cache = Site { journal: Some(journal), ..on_cache };
     refused(&on_cache, 2, &["would be lost with the cache", "same device", "another device"]);
     refused(&site(Some("nbd+unix:///j?socket=/nowhere/socket")), 1, &["/nowhere/socket"]);
-    refused(&site(Some("s3://b")), 2, &["'s3://b' cannot be a journal's place"]);
+    refused(&site(Some("s3://b")), 2, &["--journal 'disk=s3://b'", "is not a bucket's name"]);
 }
