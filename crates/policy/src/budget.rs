@@ -180,9 +180,9 @@ pub enum Means {
     /// So much is owed that it must stop writing to this drive: the income of [`SPENT_SECONDS`], or [`SPENT_PART`] of what can be saved
     /// up where that is more.
     Spent,
-    /// Nothing is left: it is to write less.
+    /// Something is owed: it is to write less. (That nothing is left is no reason: what can be held back, such as fills, may have had it.)
     Short,
-    /// Something is left.
+    /// Nothing is owed.
     Enough,
     /// [`PLENTY_PART`] of what can be saved up is, or as much of the first fill: who has stopped may write again.
     #[default]
@@ -292,7 +292,7 @@ impl WriteBudget {
         let spent = (second * u128::from(SPENT_SECONDS)).max(burst / u128::from(SPENT_PART)).max(1);
         match (u128::from(limit.owed), u128::from(available)) {
             (owed, _) if owed >= spent => Means::Spent,
-            (_, 0) => Means::Short,
+            (1.., _) => Means::Short,
             (0, available) if available >= burst / u128::from(PLENTY_PART) => Means::Plenty,
             _ => Means::Enough,
         }
@@ -600,7 +600,7 @@ mod tests {
         // An hour's burst is 3,600,000 bytes, its 24th 150,000: 150 seconds.
         let mut b =
             WriteBudget::new(&thousand(false), ByteSize(50_000), None, Nanos::ZERO).unwrap();
-        assert_eq!(b.means(Nanos::ZERO), Means::Short, "it starts empty");
+        assert_eq!(b.means(Nanos::ZERO), Means::Enough, "it starts empty, and owes nothing");
         assert_eq!(b.means(secs(10)), Means::Enough);
         b.charge(secs(10), 10_000 + 149_999);
         assert_eq!(b.means(secs(10)), Means::Short);
@@ -614,6 +614,8 @@ mod tests {
         let mut b = WriteBudget::new(&thousand(true), ByteSize::mib(4), None, Nanos::ZERO).unwrap();
         assert_eq!(b.means(Nanos::ZERO), Means::Plenty);
         b.charge(Nanos::ZERO, 4 << 20);
+        assert_eq!(b.means(Nanos::ZERO), Means::Enough);
+        b.charge(Nanos::ZERO, 1);
         assert_eq!(b.means(Nanos::ZERO), Means::Short);
         // Without an endurance there is always enough.
         let config = WriteBudgetConfig::default();

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Refused, holds_of, mark_of};
 use larder_engine::block::writeback::marker::{self, Cache, Verdict, judge};
-use larder_format::block::BlockSuperblock;
+use larder_format::block::superblock::HoldsState;
+use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_volume::marker::Found;
 
 use super::super::open::{CacheConfig, CacheError};
@@ -54,6 +55,17 @@ pub(in crate::block) fn check(
                 look(volume, &wish, record.as_ref(), sb)?;
             }
         }
+    }
+    let missing = |v: &&VolumeRecord| {
+        v.write_back
+            .as_ref()
+            .is_some_and(|w| w.holds.may_be_dirty() && w.holds != HoldsState::Carried)
+            && !volumes.iter().any(|volume| volume.name() == v.name)
+            && !config.awaited.contains(&v.name)
+    };
+    if let Some(missing) = sb.volumes.iter().find(missing) {
+        let reason = "this cache may hold writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
+        return Err(volume_error(&missing.name, reason.to_owned()));
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use larder_engine::block::node::calls::{Message, OP_BITS, send};
 use larder_engine::block::node::logged::call_log;
 use larder_engine::block::node::queue::Node as _;
 use larder_engine::block::writeback::log::Said;
+use larder_engine::block::writeback::marker::Again;
 use larder_format::block::marker::MarkerState;
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 
@@ -43,13 +44,17 @@ impl Core {
                 // It has gone meanwhile.
                 return false;
             }
-            let mut marker = self.marker(volume, &written.state, *number + 1, state, frontier);
+            if said == Said::Closing && self.check_marker(back, &written) == Again::Others {
+                return false;
+            }
+            // (One that could not be written may have been.)
+            *number += 1;
+            let mut marker = self.marker(volume, &written.state, *number, state, frontier);
             marker.time = time;
             if let Err(error) = locked(place).write(&marker) {
                 tracing::warn!("volume '{}': {error}: it is tried again", volume.name);
                 return false;
             }
-            *number += 1;
             written.said.store(frontier, Ordering::Relaxed);
         } else if !self.holds_nothing(&volume.name) {
             tracing::error!(

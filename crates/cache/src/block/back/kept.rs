@@ -98,8 +98,15 @@ impl Core {
     pub(in crate::block) fn look_at_marker(&self, volume: &Attached, refresh: bool) {
         let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
         let Some(written) = back.written(attachment) else { return };
-        if written.place.is_none() || back.log().closed().is_some() {
-            // (It says so itself.)
+        {
+            let log = back.log();
+            if written.place.is_none() || log.closed().is_some() || !log.is_started() {
+                // (It says so itself, or does not say yet what becomes of it.)
+                return;
+            }
+        }
+        if written.shown {
+            // No marker of this run is there: it says what it said.
             return;
         }
         // Before it is looked how far the store is: what comes meanwhile is not claimed.

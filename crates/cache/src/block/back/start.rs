@@ -12,7 +12,7 @@ use larder_engine::block::writeback::recovery::{self, Recovered};
 use larder_engine::block::writeback::{Fault, destager, scan};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
-use larder_format::block::superblock::{HoldsState, WrittenBack};
+use larder_format::block::superblock::WrittenBack;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _};
 use larder_volume::journal::{Site, Use};
@@ -278,17 +278,6 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             )),
         };
     }
-    let missing = |v: &&VolumeRecord| {
-        v.write_back
-            .as_ref()
-            .is_some_and(|w| w.holds.may_be_dirty() && w.holds != HoldsState::Carried)
-            && !volumes.iter().any(|volume| volume.name == v.name)
-            && !core.config.awaited.contains(&v.name)
-    };
-    if let Some(missing) = sb.volumes.iter().find(missing) {
-        let reason = "this cache may hold writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
-        return Err(volume_error(&missing.name, reason.to_owned()));
-    }
     let asked: Vec<(u32, u64)> = sb
         .volumes
         .iter()
@@ -402,6 +391,9 @@ impl Core {
     ) -> Result<(), CacheError> {
         let name = &volume.name;
         let back = self.back.get().ok_or_else(|| no_log(name))?;
+        if back.log().closed().is_some() && record.is_some_and(|r| r.holds.may_be_dirty()) {
+            return Err(refused(name, Refused::Drains, "the marker", None));
+        }
         if back.log().closed().is_some() {
             return Err(volume_error(
                 name,

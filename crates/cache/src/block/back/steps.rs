@@ -8,7 +8,7 @@ use std::time::Instant;
 use larder_base::Nanos;
 use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
-use larder_engine::block::writeback::marker::{Holds, Mark, Step};
+use larder_engine::block::writeback::marker::{Again, Holds, Mark, Step};
 use larder_engine::block::writeback::recovery::Recovered;
 use larder_engine::block::writeback::scan;
 use larder_format::Uuid;
@@ -210,8 +210,12 @@ impl<'a> Way<'a> {
                         "its write log is closed ({why}): what is dirty in it may not be durable"
                     )));
                 }
+                self.still_ours()?;
             }
-            Step::FlushStore => volume.make_durable()?,
+            Step::FlushStore => {
+                volume.make_durable()?;
+                self.still_ours()?;
+            }
             Step::Replay(generation) => {
                 let applied = self.replay(&holder.state(), generation)?;
                 holder.replayed(applied);
@@ -381,6 +385,19 @@ impl<'a> Way<'a> {
         })?;
         holder.recorded(state);
         Ok(())
+    }
+
+    /// Before this cache says anything of a volume that goes: its marker is its own, or nothing is said.
+    fn still_ours(&self) -> Result<(), NotDone> {
+        let Which::Held(written) = &self.which else { return Ok(()) };
+        match self.core.check_marker(self.back, written) {
+            Again::Own | Again::Lost => Ok(()),
+            Again::Others => Err(self.fail(
+                "its marker names another holder: see which of the two holds what counts"
+                    .to_owned(),
+            )),
+            Again::Unknown => Err(self.fail("its marker cannot be read".to_owned())),
+        }
     }
 
     /// Writes the marker; false if the log has failed meanwhile, whose it is then.

@@ -37,12 +37,18 @@ impl Core {
 
     /// A volume that writes back changes over if the write budget wants it to, on a thread of its own: a store that hangs holds up nobody else.
     pub(in crate::block) fn economise(&self, volume: &Attached) {
-        if self.back.get().is_none() || volume.volume().is_closed() {
+        if self.back.get().is_none() || volume.volume().is_closed() || volume.had().is_some() {
             return;
         }
         let written = self.back_of(&volume.name);
         let writes_back = written.is_some();
         if !writes_back && !locked(&volume.saves).thrift.is_through() {
+            return;
+        }
+        if let Some((back, written)) = &written
+            && back.log().is_halted(written.state.attachment)
+        {
+            // Its marker is another's.
             return;
         }
         let Some(economy) = self.economy() else { return };

@@ -116,6 +116,10 @@ pub struct Destager {
     skips: bool,
     /// It goes on behind what may come to the store next, since only so it has something in place of what cannot be read.
     joins: bool,
+    /// Its store may be another's.
+    halted: bool,
+    /// How often windows and epochs were begun, or begun again.
+    attempts: u64,
     /// Something more of it cannot be read, or nothing can be left out any more: another is begun in its place.
     anew: bool,
     /// Pieces that the store was told of, and those of them that have ended.
@@ -151,6 +155,8 @@ impl Destager {
             pieces: Vec::new(),
             skips: false,
             joins: false,
+            halted: false,
+            attempts: 0,
             anew: false,
             told: 0,
             ended: 0,
@@ -231,6 +237,21 @@ impl Destager {
     /// Whether its window holds more than may come to the store at once: until that is over the store alone is no image.
     pub fn joins(&self) -> bool {
         self.joins && self.config.order != Order::Any
+    }
+
+    /// Nothing more goes to the store or the journal, nor is anything noted, as long as this is so. Its window begins again afterwards.
+    pub fn halt(&mut self, halted: bool) {
+        self.halted = halted;
+    }
+
+    /// The window waits for the end of that.
+    fn rests(&mut self) {
+        self.phase = Phase::Paused(Nanos::ZERO);
+    }
+
+    /// Which attempt to bring its windows to the store or the journal this is.
+    pub fn attempt(&self) -> u64 {
+        self.attempts
     }
 
     /// Something of its window cannot be read any more: another is begun in its place. (Not of an epoch that the journal has: it is replayed at the next
@@ -334,6 +355,7 @@ impl Destager {
         if journaled && !self.fault.is(Planted::NoJournal) {
             self.epoch += 1;
             self.phase = Phase::Journaling;
+            self.attempts += 1;
             fx.journal(self.epoch, last, &self.pieces);
         } else {
             self.write(fx);
@@ -377,6 +399,7 @@ impl Destager {
             }
             self.phase = Phase::Journaling;
             let last = self.window.as_ref().map_or(0, |window| *window.end());
+            self.attempts += 1;
             return fx.journal(self.epoch, last, &self.pieces);
         }
         self.write(fx);
@@ -384,6 +407,7 @@ impl Destager {
 
     /// All pieces go to the store, from the first.
     fn write(&mut self, fx: &mut impl Effects) {
+        self.attempts += 1;
         (self.told, self.ended, self.failed, self.life) = (0, 0, false, None);
         self.phase = Phase::Writing;
         self.tell(fx);
@@ -392,6 +416,12 @@ impl Destager {
     fn tell(&mut self, fx: &mut impl Effects) {
         let short = self.depth.map_or(u32::MAX, |depth| (depth / self.each).max(1));
         let depth = self.config.depth.min(short) as usize;
+        if self.halted && self.phase == Phase::Writing {
+            if self.told == self.ended {
+                self.rests();
+            }
+            return;
+        }
         while self.told - self.ended < depth && !self.failed {
             let Some(&dirty) = self.pieces.get(self.told) else { break };
             if !fx.takes(dirty.memory()) {
@@ -450,6 +480,9 @@ impl Destager {
         if self.phase != Phase::Flushing {
             return;
         }
+        if self.halted {
+            return self.rests();
+        }
         if self.is_void() {
             return self.drops();
         }
@@ -474,6 +507,9 @@ impl Destager {
         if !done {
             return self.pauses(now);
         }
+        if self.halted {
+            return self.rests();
+        }
         if self.fault.is(Planted::JournalNotFlushed) {
             self.in_place = true;
             return self.write(fx);
@@ -489,6 +525,9 @@ impl Destager {
         }
         if !done {
             return self.pauses(now);
+        }
+        if self.halted {
+            return self.rests();
         }
         self.in_place = true;
         self.write(fx);

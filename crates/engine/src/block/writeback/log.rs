@@ -269,7 +269,7 @@ struct Attached {
     /// could not be read that may yet be.
     bad: Unreadable,
     listing: Option<Unreadable>,
-    unread: BTreeMap<u64, u32>,
+    unread: BTreeMap<u64, (u32, u64)>,
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
     read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
@@ -773,6 +773,9 @@ impl<B: Clone> WriteLog<B> {
         let ignored = self.fault.is(Planted::AgeIgnored);
         let mut promises = Vec::new();
         for (&attachment, volume) in &mut self.volumes {
+            if volume.stands() {
+                continue;
+            }
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
                 let due = volume.due(now, u64::from(logged.room()));
@@ -914,6 +917,11 @@ impl Attached {
     fn oldest(&self) -> Option<Nanos> {
         let any = self.log.acknowledged() > self.log.frontier();
         self.since.front().filter(|_| any).map(|oldest| oldest.1)
+    }
+
+    /// Its log has failed, and nothing of it may be written any more.
+    fn stands(&self) -> bool {
+        self.closing.as_ref().is_some_and(closing::Closing::stands)
     }
 
     /// Nothing is answered, since the oldest that is dirty is too old.

@@ -254,7 +254,10 @@ impl<B: Clone> WriteLog<B> {
         // What cannot be read keeps it from its end: nobody can write over it any more.
         let missing = volume.log.is_clean() && volume.destager.is_idle() && !clean;
         let stuck = missing || volume.stops(u64::MAX, None);
-        let Some(closing) = volume.closing.as_mut().filter(|closing| !closing.stands) else {
+        // (The marker of one that is halted is another's.)
+        let halted = volume.halted;
+        let closing = volume.closing.as_mut();
+        let Some(closing) = closing.filter(|closing| !closing.stands && !halted) else {
             return;
         };
         if stuck && closing.begun && closing.wants.is_none() && !closing.under_way {
@@ -311,9 +314,12 @@ impl<B: Clone> WriteLog<B> {
 
     /// Nothing of a volume can be written any more.
     fn stand(&mut self, attachment: u32, asks: &mut Asks<B>) {
-        let volume = self.volumes.get_mut(&attachment);
-        if let Some(closing) = volume.and_then(|volume| volume.closing.as_mut()) {
-            closing.stands = true;
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            if let Some(closing) = &mut volume.closing {
+                closing.stands = true;
+            }
+            // What was written may be nowhere but in memory, and comes to no store.
+            asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
         }
         let mine = |append: &mut Append<B>| append.attachment == attachment;
         let failed = extract(&mut self.waiting, mine);

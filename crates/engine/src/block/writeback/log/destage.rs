@@ -277,6 +277,7 @@ impl<B: Clone> WriteLog<B> {
         let lists = self.lists(attachment);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         volume.makes_way(now, starved);
+        volume.destager.halt(volume.halted);
         let bad = (volume.bad.clone(), lists);
         let mut takes = Takes::new(&mut self.memory, attachment, volumes, bad);
         let idle = volume.destager.is_idle();

@@ -26,7 +26,7 @@ impl<B: Clone> WriteLog<B> {
             let answer = volume
                 .log
                 .answerable(written)
-                .filter(|_| !volume.is_over(now))
+                .filter(|_| !volume.is_over(now) && !volume.stands())
                 .and_then(|logged| volume.due(now, u64::from(logged.room())));
             answer.into_iter().chain(volume.wakes(durable)).min()
         };

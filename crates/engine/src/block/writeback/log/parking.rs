@@ -297,7 +297,10 @@ impl<B: Clone> WriteLog<B> {
         let durable =
             |p: &Parking| p.state == State::Flushing || (early && p.state > State::Reading);
         let Some(parking) = self.parking.take_if(|parking| durable(parking)) else { return };
-        let Some(volume) = self.volumes.get_mut(&parking.attachment) else { return };
+        let Some(volume) = self.volumes.get_mut(&parking.attachment) else {
+            // It has gone meanwhile.
+            return self.segments.let_go_parked(parking.generation, None);
+        };
         let lost: Vec<u64> = parking.records.iter().filter(|r| r.2).map(|r| r.0).collect();
         for (sequence, place, lost) in parking.records {
             let Some(logged) = volume.log.record(sequence) else {

@@ -26,10 +26,11 @@ impl<B: Clone> WriteLog<B> {
 }
 
 impl Attached {
-    /// The write budget has it answer no faster than its store. Not one whose store is away, which would hold its clients up; nor one whose epochs
-    /// end at marks, which may not come before more is written.
+    /// The write budget has it answer no faster than its store. Not one whose store is away, or of which nothing comes to the store before something is
+    /// written again, which would hold its clients up; nor one whose epochs end at marks, which may not come before more is written.
     pub(super) fn is_slowed(&self) -> bool {
-        let away = self.destager.failures() > 0 || self.aside || self.closing.is_some();
+        let away = self.destager.failures() > 0 || self.aside || self.halted;
+        let away = away || self.closing.is_some() || self.log.unreadable_bytes() > 0;
         self.slow && !away && !self.wants_marks()
     }
 

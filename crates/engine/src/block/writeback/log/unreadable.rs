@@ -16,7 +16,7 @@ use super::super::volume_log::Order;
 use super::WriteLog;
 
 /// So often, one after the other, a record may not be readable for the destager before it counts as lost.
-const READ_TRIES: u32 = 4;
+const READ_TRIES: u32 = 8;
 /// Bytes of a stretch in the table.
 const LISTED: usize = 16;
 
@@ -102,8 +102,13 @@ impl<B: Clone> WriteLog<B> {
     /// as lost: reads of it fail, `any` goes on without it, and other orders stop before it.
     pub fn unread(&mut self, attachment: u32, dirty: &Dirty) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        let tries = volume.unread.entry(dirty.sequence).or_default();
-        *tries += 1;
+        // Several stretches of one record that fail at once, as in a reset of the device, are one failure.
+        let attempt = volume.destager.attempt();
+        let (tries, last) = volume.unread.entry(dirty.sequence).or_insert((0, u64::MAX));
+        if *last == attempt {
+            return;
+        }
+        (*tries, *last) = (*tries + 1, attempt);
         if *tries < READ_TRIES {
             return;
         }
