@@ -35,6 +35,9 @@ impl JournalPlace for Memory {
             applied: 0,
         })))
     }
+    fn look(&mut self) -> Result<Head, JournalError> {
+        self.head()
+    }
     fn set_head(&mut self, _: &Marker) -> Result<(), JournalError> {
         Ok(())
     }
