@@ -919,11 +919,6 @@ impl Attached {
         self.since.front().filter(|_| any).map(|oldest| oldest.1)
     }
 
-    /// Its log has failed, and nothing of it may be written any more.
-    fn stands(&self) -> bool {
-        self.closing.as_ref().is_some_and(closing::Closing::stands)
-    }
-
     /// Nothing is answered, since the oldest that is dirty is too old.
     fn is_over(&self, now: Nanos) -> bool {
         let age = self.age.filter(|age| age.hard);

@@ -151,6 +151,13 @@ impl<B: Clone> Payloads<B> {
     }
 }
 
+impl Attached {
+    /// Its log has failed, and nothing of it may be written any more.
+    pub(super) fn stands(&self) -> bool {
+        self.closing.as_ref().is_some_and(Closing::stands)
+    }
+}
+
 impl<B: Clone> WriteLog<B> {
     /// Nothing is logged any more, for this reason. What is logged comes to the stores, and is answered as if it were written; then the volumes are
     /// written through.
