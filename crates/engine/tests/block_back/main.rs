@@ -18,11 +18,13 @@
 
 mod device;
 mod parts;
+#[path = "../block_model/threads.rs"]
+mod threads;
 mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use threads::on_two_threads;
 use world::{Seen, Setup, World};
 
 const SEEDS: u64 = 800;
@@ -32,27 +34,6 @@ fn run(seed: u64, setup: Setup) -> Result<Seen, String> {
     let mut world = World::new(seed, setup)?;
     world.play(STEPS)?;
     Ok(world.seen)
-}
-
-/// What `f` gives for each seed, by two threads.
-fn on_two_threads<R: Send>(seeds: std::ops::Range<u64>, f: impl Fn(u64) -> R + Sync) -> Vec<R> {
-    let next = AtomicU64::new(seeds.start);
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end {
-                return done;
-            }
-            done.push(f(seed));
-        }
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(work);
-        let mut done = work();
-        done.extend(other.join().unwrap_or_else(|payload| resume_unwind(payload)));
-        done
-    })
 }
 
 #[test]

@@ -8,10 +8,13 @@
 mod chain;
 mod log_world;
 mod marker;
+#[path = "../block_model/threads.rs"]
+mod threads;
 mod world;
 
 use chain::Chain;
 use log_world::{Setup, World as LogWorld};
+use threads::on_two_threads;
 use world::{ORDERS, World};
 
 const SEEDS: u64 = 10_000;
@@ -49,8 +52,8 @@ fn no_history_of_the_whole_log_breaks_a_promise() {
     let seeds = std::env::var("LARDER_SEEDS").ok().and_then(|s| s.parse::<u64>().ok());
     let seeds = seeds.unwrap_or(LOG_SEEDS);
     let order = std::env::var("LARDER_ORDER").ok().and_then(|s| s.chars().next());
-    let (mut sealed, mut stopped, mut mended, mut gaps, mut whole) = (0, 0, 0, 0, 0);
-    for seed in seed.map_or(0..seeds, |seed| seed..seed + 1) {
+    let seeds_of_run = seed.map_or(0..seeds, |seed| seed..seed + 1);
+    let all = on_two_threads(seeds_of_run, |seed| {
         let order = order.or_else(|| "acf".chars().nth(seed as usize % 6));
         // Every other history has a log whose device fails some time.
         let setup = Setup {
@@ -61,17 +64,16 @@ fn no_history_of_the_whole_log_breaks_a_promise() {
             ..Setup::default()
         };
         let mut world = LogWorld::new(seed, setup);
-        let played = world.play(LOG_STEPS);
-        sealed += world.sealed;
-        (gaps, whole) = (gaps + world.gaps, whole + world.whole);
-        stopped += u64::from(world.stopped);
-        mended += u64::from(!world.stopped && world.mended > 0);
-        if let Err(why) = played {
+        if let Err(why) = world.play(LOG_STEPS) {
             // Once more, and every step is printed.
             let _ = LogWorld::new(seed, Setup { trace: true, ..setup }).play(LOG_STEPS);
             panic!("whole log, seed {seed}: {why}\nreplay with LARDER_SEED={seed}");
         }
-    }
+        let mended = u64::from(!world.stopped && world.mended > 0);
+        [world.sealed, u64::from(world.stopped), mended, world.gaps, world.whole]
+    });
+    let [sealed, stopped, mended, gaps, whole] =
+        [0, 1, 2, 3, 4].map(|at| all.iter().map(|seen| seen[at]).sum::<u64>());
     println!(
         "{stopped} ended with a volume that is stopped, {mended} with sectors that were written again"
     );
