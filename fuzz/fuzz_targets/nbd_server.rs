@@ -22,6 +22,7 @@ impl Export for Volume {
             description: String::new(),
             size: SIZE,
             read_only: false,
+            flush: true,
             trim: true,
             write_zeroes: true,
             fast_zero: true,

@@ -40,6 +40,7 @@ pub fn one(size: u64) -> One {
             description: "a test".into(),
             size,
             read_only: false,
+            flush: true,
             trim: true,
             write_zeroes: true,
             fast_zero: true,

@@ -28,7 +28,7 @@ use super::marker::Image;
 use super::pages::{Pages, Visitor};
 use super::syncs::{Beside, Syncs};
 use super::watch::{Found, LOOK, TICK, Watch};
-use super::{Backing, BackingError, Capabilities, Identity, Session, StoreTrouble, Uri};
+use super::{Backing, BackingError, Capabilities, Flushing, Identity, Session, StoreTrouble, Uri};
 use crate::op::{Done, Extent, Failure, FailureKind, MAX_PAYLOAD, Op, Outcome};
 
 /// Operations under way in one session.
@@ -208,6 +208,7 @@ impl FileBacking {
             trim: true,
             fast_zero: true,
             status: !device,
+            flush: Flushing::Offered,
             minimum: 1,
             maximum: MAX_PAYLOAD,
         };

@@ -74,6 +74,29 @@ pub use looker::{Looker, is_absent};
 pub use peer::{Likeness, Peer};
 pub use uri::{Uri, path_or_uri};
 
+/// Whether a store is asked to make durable what it has answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flushing {
+    /// It is, by a flush.
+    #[default]
+    Offered,
+    /// It cannot be asked, and nothing says that what it has answered is durable. A flush ends well and has done nothing.
+    Missing,
+    /// It need not be: what it has answered is durable, by its kind or by the operator's word ([`OpenOptions::durable`]).
+    Needless,
+}
+
+impl Flushing {
+    /// In a word: `offered`, `missing`, `needless`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Flushing::Offered => "offered",
+            Flushing::Missing => "missing",
+            Flushing::Needless => "needless",
+        }
+    }
+}
+
 /// What a store can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
@@ -87,6 +110,8 @@ pub struct Capabilities {
     pub fast_zero: bool,
     /// Knows holes from data.
     pub status: bool,
+    /// Whether it is flushed.
+    pub flush: Flushing,
     /// Offsets and lengths are multiples of this, bytes: 1, or 512 where a server insists.
     pub minimum: u32,
     /// The longest operation that moves data, bytes.
@@ -313,6 +338,9 @@ pub struct OpenOptions {
     pub watch: bool,
     /// How files are read and written.
     pub ring: RingChoice,
+    /// The operator's word that whatever the store has answered is durable: it is never flushed. Not of files and block devices, which the
+    /// kernel keeps in its page cache.
+    pub durable: bool,
 }
 
 impl Default for OpenOptions {
@@ -325,6 +353,7 @@ impl Default for OpenOptions {
             notes: None,
             watch: true,
             ring: RingChoice::Auto,
+            durable: false,
         }
     }
 }
@@ -348,10 +377,14 @@ pub fn open(
 /// [`BackingError`].
 pub fn open_with(uri: &Uri, options: &OpenOptions) -> Result<Box<dyn Backing>, BackingError> {
     match uri {
+        Uri::File { .. } if options.durable => Err(BackingError::Open {
+            uri: uri.to_string(),
+            reason: "what a file or block device has answered may be in a volatile cache, and it is flushed: nobody can vouch for it".to_owned(),
+        }),
         Uri::File { .. } => Ok(Box::new(file::FileBacking::open(uri, options)?)),
         #[cfg(feature = "nbd")]
         Uri::NbdUnix { .. } | Uri::NbdTcp { .. } => {
-            Ok(Box::new(nbd::NbdBacking::open(uri, options.read_only, options.timeout)?))
+            Ok(Box::new(nbd::NbdBacking::open_with(uri, options)?))
         }
         #[cfg(feature = "object")]
         Uri::S3 { .. } => Ok(Box::new(object::ObjectBacking::open(uri, options)?)),

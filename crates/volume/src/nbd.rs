@@ -39,7 +39,8 @@ use super::emulation::Steps;
 use super::ledger::Ledger;
 use super::peer::{Peer, Place};
 use super::{
-    Backing, BackingError, Capabilities, Identity, Session, StoreTrouble, TOKENS, Timeouts, Uri,
+    Backing, BackingError, Capabilities, Flushing, Identity, OpenOptions, Session, StoreTrouble,
+    TOKENS, Timeouts, Uri,
 };
 use crate::op::{Done, Failure, FailureKind, Op};
 use connection_pool::Hub;
@@ -81,6 +82,7 @@ struct Store {
     /// Bytes: the export may grow. A connection that was made before keeps the size that it was told, and is made anew.
     size: AtomicU64,
     timeout: Timeouts,
+    flush: Flushing,
     ledger: Ledger,
     reach: Reach,
 }
@@ -164,6 +166,15 @@ impl NbdBacking {
     /// # Errors
     /// [`BackingError::Open`] when the server cannot be reached in time, or the export cannot be used.
     pub fn open(uri: &Uri, read_only: bool, timeout: Timeouts) -> Result<NbdBacking, BackingError> {
+        NbdBacking::open_with(uri, &OpenOptions { read_only, timeout, ..OpenOptions::default() })
+    }
+
+    /// The same, with the operator's word that what it has answered is durable, if that is given.
+    ///
+    /// # Errors
+    /// As [`NbdBacking::open`].
+    pub fn open_with(uri: &Uri, options: &OpenOptions) -> Result<NbdBacking, BackingError> {
+        let (read_only, timeout) = (options.read_only, options.timeout);
         let name = uri.to_string();
         let bad = |reason: String| BackingError::Open { uri: name.clone(), reason };
         let peer = Peer::of(uri).map_err(&bad)?;
@@ -187,12 +198,23 @@ impl NbdBacking {
                 negotiated.block.maximum
             )));
         }
+        let flush = match (options.durable, negotiated.has(transmission::SEND_FLUSH)) {
+            (true, _) => Flushing::Needless,
+            (false, true) => Flushing::Offered,
+            (false, false) => Flushing::Missing,
+        };
+        if flush == Flushing::Missing && !read_only {
+            tracing::warn!(
+                "backing store '{name}' offers no FLUSH: nothing tells when what it has answered is durable"
+            );
+        }
         let about = Capabilities {
             size: negotiated.size,
             read_only,
             trim: negotiated.has(transmission::SEND_TRIM),
             fast_zero: true,
             status: negotiated.allocation.is_some(),
+            flush,
             minimum: negotiated.block.minimum,
             maximum: negotiated.block.maximum,
         };
@@ -204,6 +226,7 @@ impl NbdBacking {
             size: AtomicU64::new(negotiated.size),
             negotiated,
             timeout,
+            flush,
             ledger: Ledger::default(),
             reach: Reach::default(),
         });
@@ -415,7 +438,11 @@ impl NbdSession {
                 let (_, covers) = self.covers.swap_remove(at);
                 self.flushed(covers, outcome.is_ok());
             }
-        } else if op.changes() && !op.is_durable() && outcome.is_ok() {
+        } else if op.changes()
+            && !op.is_durable()
+            && outcome.is_ok()
+            && self.store.flush != Flushing::Needless
+        {
             ledger.answered();
         }
         self.ready.push_back(Done { token, op, outcome });
@@ -438,8 +465,8 @@ impl NbdSession {
     fn not_offered(&self, op: &Op) -> Option<crate::op::Outcome> {
         let negotiated = &self.store.negotiated;
         let needed = match op {
-            // A server without FLUSH has nothing that is not durable.
-            Op::Flush if !negotiated.has(transmission::SEND_FLUSH) => return Some(Ok(Vec::new())),
+            // Where it is missing, those who need it have been told so (`Capabilities::flush`).
+            Op::Flush if self.store.flush != Flushing::Offered => return Some(Ok(Vec::new())),
             Op::Trim { .. } => negotiated.has(transmission::SEND_TRIM),
             Op::WriteZeroes { fast, .. } => {
                 negotiated.has(transmission::SEND_WRITE_ZEROES)
@@ -525,7 +552,7 @@ impl NbdSession {
             }
             let negotiated = &self.store.negotiated;
             let apart = !negotiated.has(transmission::CAN_MULTI_CONN)
-                && negotiated.has(transmission::SEND_FLUSH);
+                && self.store.flush == Flushing::Offered;
             if apart && self.store.ledger.is_owed() {
                 self.covers.push((RENEWAL, self.store.ledger.covers()));
                 link.submit(RENEWAL, Op::Flush, now);

@@ -46,8 +46,18 @@ use status::{
 use waiting::WaitingVolumes;
 pub use waiting::{Absent, RETRY};
 
-/// Opens a store for a volume that is attached: with what the daemon was started with, and to be read only if so asked.
-pub type OpenStore = dyn Fn(&Uri, bool) -> Result<Box<dyn Backing>, BackingError> + Send + Sync;
+/// How a volume's store is to be opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HowOpened {
+    /// It is only read.
+    pub read_only: bool,
+    /// What it has answered is durable, by the operator's word.
+    pub durable: bool,
+}
+
+/// Opens the store of the volume of that name: with what the daemon was started with, and as is asked beyond that.
+pub type OpenStore =
+    dyn Fn(&str, &Uri, HowOpened) -> Result<Box<dyn Backing>, BackingError> + Send + Sync;
 
 /// Between two questions to the drive about its wear.
 const WEAR: Duration = Duration::from_secs(60);
@@ -144,6 +154,7 @@ fn store_status(volume: &Volume) -> StoreStatus {
     }
     status.foreign_changes = volume.backing().look();
     status.losses = volume.backing().losses();
+    status.flush = volume.backing().capabilities().flush.as_str().to_owned();
     status
 }
 
@@ -183,8 +194,9 @@ impl Control {
     pub(crate) fn perform(&self, request: Request, go_on: GoOn<'_>) -> Result<Value, Refusal> {
         match request {
             Request::Status {} => Ok(json!(self.status())),
-            Request::Attach { volume, uri, read_only, trust_unchanged, back } => {
-                self.attach(&volume, &uri, (read_only, trust_unchanged), &back, go_on)
+            Request::Attach { volume, uri, read_only, trust_unchanged, store_durable, back } => {
+                let how = HowOpened { read_only, durable: store_durable };
+                self.attach(&volume, &uri, (how, trust_unchanged), &back, go_on)
             }
             Request::Flush { volume } => self.flush(volume.as_deref(), go_on),
             Request::Mark { volume, name } => self.mark(&volume, &name, go_on),
@@ -251,14 +263,14 @@ impl Control {
         &self,
         name: &str,
         uri: &str,
-        (read_only, trust): (bool, bool),
+        (how, trust): (HowOpened, bool),
         back: &WriteBack,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
         let mut wish = back::wish(&self.cache, name, back)?;
-        if read_only {
+        if how.read_only {
             if back.write.is_some() {
                 return Err(usage(format!(
                     "volume '{name}' is only read and writes nothing back: leave out --read-only or --write"
@@ -280,7 +292,7 @@ impl Control {
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         // Before notes about the store are opened there.
         self.cache.check_state_dir(name)?;
-        let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
+        let store = (self.open)(name, &uri, how).map_err(|e| refused(e.to_string()))?;
         let attached = self.attach_store(name, store, trust, &wish)?;
         self.forget_waiting(name);
         Ok(attached)

@@ -35,6 +35,9 @@ pub enum Request {
         /// Its store, which cannot tell, was not changed by others since it was detached.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         trust_unchanged: bool,
+        /// What its store has answered is durable, by the operator's word: it is not flushed.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        store_durable: bool,
         /// Whether it writes back, and how. A daemon that knows no write-back refuses what says anything here.
         #[serde(default, skip_serializing_if = "WriteBack::is_silent")]
         back: WriteBack,
@@ -270,6 +273,7 @@ mod tests {
                 uri: "file:/x".into(),
                 read_only: true,
                 trust_unchanged: true,
+                store_durable: true,
                 back: WriteBack {
                     write: Some("back:ordered".into()),
                     dirty_max: Some(1 << 30),

@@ -342,6 +342,9 @@ pub struct StoreStatus {
     /// Times that it may have lost writes that it had answered and not made durable: every client's next flush failed, and what was
     /// cached of such writes was dropped.
     pub losses: u64,
+    /// Whether it is asked to make durable what it has answered: `offered`; `missing`: it cannot be asked, and clients of NBD are not offered
+    /// FLUSH; `needless`: what it has answered is durable, by its kind or by the operator's word. Empty while it waits.
+    pub flush: String,
     /// Operations that failed.
     pub failures: u64,
     /// The last of them.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::Control;
 use super::status::{StoreStatus, VolumeStatus};
+use super::{Control, HowOpened};
 use crate::backing::Uri;
 
 /// Between the end of one attempt and the next.
@@ -149,7 +149,10 @@ impl Control {
     fn wait_for_one(&self, name: &str) {
         while let Some(absent) = self.waiting.pause(name) {
             let opened = match self.cache.state_dir_trouble() {
-                None => (self.open)(&absent.uri, absent.read_only).map_err(|e| e.to_string()),
+                None => {
+                    let how = HowOpened { read_only: absent.read_only, ..HowOpened::default() };
+                    (self.open)(name, &absent.uri, how).map_err(|e| e.to_string())
+                }
                 Some(trouble) => Err(trouble),
             };
             let _one = self.cache.changing().volume(name);

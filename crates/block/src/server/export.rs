@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::backing::Flushing;
 use crate::cache::service::Command;
 use crate::cache::{Volume, Volumes};
 use crate::nbd::server::{self as nbd, BlockSizes, Export, ExportInfo, Exports};
@@ -28,6 +29,8 @@ impl Export for Exported {
             description: String::new(),
             size: about.size,
             read_only: about.read_only,
+            // Of a store that cannot be flushed it would promise what nobody keeps.
+            flush: about.flush != Flushing::Missing,
             trim: about.trim,
             write_zeroes: true,
             fast_zero: about.fast_zero,

@@ -164,6 +164,7 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backing::Flushing;
 
     #[test]
     fn whoever_keeps_to_the_limits_is_never_refused() {
@@ -174,6 +175,7 @@ mod tests {
                 trim: true,
                 fast_zero: true,
                 status: true,
+                flush: Flushing::Offered,
                 minimum: 1,
                 maximum,
             };

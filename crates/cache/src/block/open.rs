@@ -214,6 +214,17 @@ pub enum CacheError {
         /// Why it has none, and what to do.
         why: NoJournal,
     },
+    /// A volume that is to write back, to a store that nobody can ask to make durable what it has answered.
+    #[error(
+        "volume '{name}': it is to write back, and its store '{store}' offers no flush: what it has answered may be lost after the cache has let go \
+         of it; have its server offer FLUSH, or vouch that what it has answered is durable"
+    )]
+    CannotFlush {
+        /// Its name.
+        name: String,
+        /// Its store.
+        store: String,
+    },
     /// Admission cannot be had.
     #[error("admission: {0}")]
     Admission(#[from] BlockAdmissionError),

@@ -393,7 +393,7 @@ impl Volumes {
 #[cfg(test)]
 mod tests {
     use larder_volume::peer::Place;
-    use larder_volume::{BackingError, Identity, Peer, Session};
+    use larder_volume::{BackingError, Flushing, Identity, Peer, Session};
 
     use super::*;
 
@@ -412,6 +412,7 @@ mod tests {
                 trim: false,
                 fast_zero: false,
                 status: false,
+                flush: Flushing::Offered,
                 minimum: 1,
                 maximum: 1 << 20,
             }

@@ -141,6 +141,9 @@ pub(crate) struct AttachArgs {
     /// not. What is cached of it is used
     #[arg(long)]
     trust_unchanged: bool,
+    /// What its store has answered is durable, you vouch: it is not flushed. For one that offers no FLUSH and is to write back (NBD)
+    #[arg(long)]
+    store_durable: bool,
     #[command(flatten)]
     back: BackArgs,
     #[command(flatten)]
@@ -216,6 +219,7 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
         uri: from_here(uri)?,
         read_only: args.read_only,
         trust_unchanged: args.trust_unchanged,
+        store_durable: args.store_durable,
         back: args.back.said()?,
     };
     args.daemon.print(&request, |answer| {
@@ -608,10 +612,13 @@ fn store_row(v: &VolumeStatus) -> Vec<String> {
     if v.selected > 0 {
         rule.push_str(&format!(" + {}", v.selected));
     }
-    let state = match v.store.since_seconds {
+    let mut state = match v.store.since_seconds {
         Some(since) => format!("{} for {}", v.store.state, duration(since as f64)),
         None => v.store.state.clone(),
     };
+    if v.store.flush == "missing" {
+        state.push_str(", no FLUSH");
+    }
     vec![v.name.clone(), rule, state, v.clients.to_string(), v.store.failures.to_string()]
 }
 

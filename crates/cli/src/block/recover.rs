@@ -45,6 +45,9 @@ pub(crate) struct RecoverArgs {
     /// The store, or a cache, was put back to an older copy: no cache counts any more, even if the marker is clean
     #[arg(long)]
     set_back: bool,
+    /// What the store has answered is durable, you vouch: it is not flushed. A store that offers no FLUSH (NBD) is refused without this
+    #[arg(long)]
+    store_durable: bool,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
@@ -53,8 +56,8 @@ pub(crate) struct RecoverArgs {
 pub(crate) fn run(args: &RecoverArgs) -> Result<(), CliError> {
     let usage = |e: &dyn std::fmt::Display| CliError::Usage(e.to_string());
     let uri: Uri = args.store.parse().map_err(|e| usage(&e))?;
-    let store = backing::open_with(&uri, &OpenOptions::default())
-        .map_err(|e| CliError::Runtime(e.to_string()))?;
+    let options = OpenOptions { durable: args.store_durable, ..OpenOptions::default() };
+    let store = backing::open_with(&uri, &options).map_err(|e| CliError::Runtime(e.to_string()))?;
     let wish = RecoverWish {
         marker: args.marker.clone(),
         journal: args.journal.clone(),
@@ -93,6 +96,9 @@ pub(super) fn failed(error: RecoverError) -> CliError {
         )),
         RecoverError::NoMarker(_) => {
             CliError::Runtime(text.replace("name its place", "name its place with --marker"))
+        }
+        RecoverError::CannotFlush(_) => {
+            CliError::Runtime(text.replace("or vouch that", "or vouch with --store-durable that"))
         }
         _ => CliError::Runtime(text),
     }

@@ -8,7 +8,7 @@ use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
 use larder_block::cache::back::{BackWish, view};
 use larder_block::cache::{CacheConfig, Cached, RulesConfig, Warmth, open, without};
-use larder_block::control::{Absent, Control, ControlServer, http};
+use larder_block::control::{Absent, Control, ControlServer, HowOpened, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
@@ -183,8 +183,10 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let waits = stores.waits();
     let (all_read_only, dir) = (args.read_only, state_dir.clone());
     let ours = Ours::new(&doors, args, &state_dir);
-    let open_store = move |uri: &Uri, read_only: bool| {
-        let options = stores.options(all_read_only || read_only, &dir);
+    let vouched = args.writes.durable_stores();
+    let open_store = move |name: &str, uri: &Uri, how: HowOpened| {
+        let mut options = stores.options(all_read_only || how.read_only, &dir);
+        options.durable = how.durable || vouched.contains(name);
         ours.open_other(uri, || backing::open_with(uri, &options))
     };
     let mut absent: Vec<Absent> = Vec::new();
@@ -195,7 +197,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         if absent.iter().any(|a| a.name == *name) {
             return Err(usage(&VolumeError::Exists(name.clone())));
         }
-        match open_store(uri, read_only) {
+        match open_store(name, uri, HowOpened { read_only, durable: false }) {
             Ok(store) => {
                 let wish = BackWish {
                     back: None,

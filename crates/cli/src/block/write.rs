@@ -1,7 +1,7 @@
 //! What writes do: settings of `larder block serve`.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use larder_base::ByteSize;
@@ -51,6 +51,10 @@ pub(crate) struct WriteArgs {
     /// The journal may be on this host where the store is not: it then covers the loss of the cache device, and not that of the host
     #[arg(long, help_heading = "Cache")]
     journal_local: bool,
+    /// What the store of this volume has answered is durable, you vouch: it is never flushed. A store that offers no FLUSH is refused for
+    /// write-back without this. Not of files and block devices, which are flushed. May be given several times
+    #[arg(long = "store-durable", value_name = "VOLUME", help_heading = "Cache")]
+    durable_stores: Vec<String>,
 }
 
 /// What one `--write` says.
@@ -133,6 +137,7 @@ impl WriteArgs {
             back.age().map(drop).map_err(|e| e.to_string())
         })?;
         self.places(&mut writes, args)?;
+        self.check_durable_stores(args)?;
         self.not_ours(args)?;
         let backs = writes.back_by_default.is_some() || !writes.back.is_empty();
         if let Some(file) = args.recording.record.as_ref().filter(|_| backs) {
@@ -142,6 +147,26 @@ impl WriteArgs {
             )));
         }
         Ok(writes)
+    }
+
+    /// Volumes whose stores are vouched for.
+    pub(super) fn durable_stores(&self) -> BTreeSet<String> {
+        self.durable_stores.iter().cloned().collect()
+    }
+
+    fn check_durable_stores(&self, args: &Settings) -> Result<(), CliError> {
+        let mut seen = BTreeMap::new();
+        for name in &self.durable_stores {
+            let flag = format!("--store-durable {name}");
+            known(&flag, name, args)?;
+            once(&mut seen, &flag, name, ())?;
+            if args.volumes.iter().any(|(n, uri)| n == name && matches!(uri, Uri::File { .. })) {
+                return Err(usage(format!(
+                    "{flag}: its store is a file or block device, which is flushed: leave it out"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn modes(&self, args: &Settings) -> Result<Writes, CliError> {

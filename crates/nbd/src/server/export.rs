@@ -32,6 +32,8 @@ pub struct ExportInfo {
     pub size: u64,
     /// Writes, trims and zeroes are refused.
     pub read_only: bool,
+    /// FLUSH and FUA are offered.
+    pub flush: bool,
     /// TRIM is offered.
     pub trim: bool,
     /// WRITE_ZEROES is offered.
@@ -49,12 +51,13 @@ pub struct ExportInfo {
 impl ExportInfo {
     /// The flags sent when this export is chosen.
     pub fn transmission_flags(&self, structured: bool) -> u16 {
-        let mut flags = transmission::HAS_FLAGS | transmission::SEND_FLUSH | transmission::SEND_FUA;
+        let mut flags = transmission::HAS_FLAGS;
         let mut set = |on: bool, flag: u16| {
             if on {
                 flags |= flag;
             }
         };
+        set(self.flush, transmission::SEND_FLUSH | transmission::SEND_FUA);
         set(self.read_only, transmission::READ_ONLY);
         set(self.trim && !self.read_only, transmission::SEND_TRIM);
         set(self.write_zeroes && !self.read_only, transmission::SEND_WRITE_ZEROES);

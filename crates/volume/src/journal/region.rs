@@ -21,7 +21,7 @@ use larder_runtime::{AlignedBuf, Payload, plain};
 use super::{EpochName, Head, JournalError, JournalPlace, Part, Use};
 use crate::marker::region::{self, Region};
 use crate::op::Op;
-use crate::{Alone, Backing, OpenOptions, Timeouts, Uri};
+use crate::{Alone, Backing, Capabilities, Flushing, OpenOptions, Timeouts, Uri};
 
 /// Bytes of a part: those of the largest epoch, and what is said of them, however small its extents are.
 const PART: u64 = 64 << 20;
@@ -89,7 +89,13 @@ impl RegionPlace {
             fill(path).map_err(|e| open(plain(&e)))?;
             backing.resize(None).map_err(|e| open(reason_of(e)))?;
         }
-        let bytes = backing.capabilities().size;
+        let Capabilities { size: bytes, flush, .. } = backing.capabilities();
+        if flush == Flushing::Missing && for_use == Use::Make {
+            return Err(open(
+                "it offers no FLUSH, so that what is written there may be lost: name a place that does"
+                    .to_owned(),
+            ));
+        }
         if bytes < REGION {
             return Err(JournalError::Small { place: name, bytes, needed: REGION });
         }

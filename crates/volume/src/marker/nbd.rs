@@ -9,7 +9,7 @@ use super::region::{self, Region};
 use super::{MarkerIoError, PlaceOptions};
 use crate::nbd::NbdBacking;
 use crate::op::{Op, Outcome};
-use crate::{Alone, Backing, Likeness, Peer, Timeouts, Uri};
+use crate::{Alone, Backing, Flushing, Likeness, Peer, Timeouts, Uri};
 
 /// An operation ends by itself before that is over, with what went wrong.
 const SPARE: Duration = Duration::from_secs(5);
@@ -113,7 +113,17 @@ impl Medium for NbdMedium {
         Ok((!region::is_nothing(&copies)).then_some(copies))
     }
 
+    /// (One that is there already is gone on with, wherever it is.)
     fn create(&mut self, first: usize, bytes: &[u8]) -> Result<(), MarkerIoError> {
+        let way = self.way()?;
+        let flush = way.1.capabilities().flush;
+        self.way = Some(way);
+        if flush == Flushing::Missing {
+            let reason =
+                "offers no FLUSH, so that a marker there may be lost: name a place that does"
+                    .to_owned();
+            return Err(MarkerIoError::NotAMarker { place: self.name(), reason });
+        }
         region::create(self, first, bytes)
     }
 

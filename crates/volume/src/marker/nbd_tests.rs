@@ -118,3 +118,17 @@ fn another_holders_marker_is_not_overwritten() {
     assert!(matches!(one.write(&marker(2)), Err(MarkerIoError::Changed { .. })));
     assert_eq!(read(&mut one), there(1));
 }
+
+#[test]
+fn an_export_that_cannot_be_flushed_is_no_place_for_a_new_marker() {
+    let server = Server::start(1 << 20, Manner::default());
+    place(&server).write(&marker(1)).unwrap();
+    // One that is there already is gone on with.
+    server.behave(|manner| manner.unflushed = true);
+    place(&server).write(&marker(2)).unwrap();
+    let mut place = place(&server);
+    assert_eq!(read(&mut place), there(2));
+    place.remove().unwrap();
+    let refused = place.write(&marker(3)).unwrap_err().to_string();
+    assert!(refused.contains("offers no FLUSH") && refused.contains("disk"), "{refused}");
+}

@@ -16,6 +16,8 @@ use larder_nbd::testing::{Memory, One, one as export};
 pub(crate) struct Manner {
     pub(crate) multi_conn: bool,
     pub(crate) poor: bool,
+    /// It does not offer FLUSH, nor FUA.
+    pub(crate) unflushed: bool,
     /// One answer in this many ends the connection instead.
     pub(crate) breaks: Option<u64>,
     /// Requests are taken and not answered.
@@ -108,6 +110,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
             let One(memory) = export(state.disk.len() as u64);
             let mut info: ExportInfo = memory.info.clone();
             info.multi_conn = state.manner.multi_conn;
+            info.flush = !state.manner.unflushed;
             if state.manner.poor {
                 (info.trim, info.write_zeroes, info.fast_zero) = (false, false, false);
             }
@@ -484,4 +487,36 @@ fn what_cannot_be_opened() {
     let _listener = UnixListener::bind(&path).unwrap();
     let uri = Uri::NbdUnix { socket: path, export: String::new() };
     assert!(within(&uri, Duration::from_millis(200)).contains("within 0.2 s"));
+}
+
+#[test]
+fn a_server_that_offers_no_flush_is_called_so_and_is_not_sent_one() {
+    let manner = Manner { multi_conn: true, unflushed: true, ..Manner::default() };
+    let server = Server::start(1 << 20, manner);
+    let backing = server.open(patient());
+    assert_eq!(backing.capabilities().flush, Flushing::Missing);
+    let mut session = backing.session().unwrap();
+    one(&mut *session, write(0, 1)).outcome.unwrap();
+    one(&mut *session, Op::Flush).outcome.unwrap();
+    assert_eq!(locked(&server.state).flushes, 0);
+}
+
+/// By the operator's word: whatever it offers.
+#[test]
+fn a_server_that_is_vouched_for_is_never_flushed_and_loses_nothing() {
+    for unflushed in [true, false] {
+        let manner = Manner { multi_conn: true, unflushed, ..Manner::default() };
+        let server = Server::start(1 << 20, manner);
+        let options = OpenOptions { durable: true, ..OpenOptions::default() };
+        let backing = NbdBacking::open_with(&server.uri(), &options).unwrap();
+        assert_eq!(backing.capabilities().flush, Flushing::Needless);
+        let mut session = backing.session().unwrap();
+        one(&mut *session, write(0, 1)).outcome.unwrap();
+        one(&mut *session, Op::Flush).outcome.unwrap();
+        one(&mut *session, write(8192, 2)).outcome.unwrap();
+        server.hang_up();
+        // (Sent again by another connection, it says that the one that has gone was noticed.)
+        one(&mut *session, Op::Read { offset: 0, buf: AlignedBuf::zeroed(8192) }).outcome.unwrap();
+        assert_eq!((locked(&server.state).flushes, backing.losses()), (0, 0));
+    }
 }

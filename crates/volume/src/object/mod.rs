@@ -32,7 +32,7 @@ use std::time::Duration;
 use object_store::ObjectStore;
 use object_store::path::Path;
 
-use super::{Backing, BackingError, Capabilities, Identity, OpenOptions, Session, Uri};
+use super::{Backing, BackingError, Capabilities, Flushing, Identity, OpenOptions, Session, Uri};
 use crate::op::MAX_PAYLOAD;
 use chunks::Chunks;
 pub(crate) use chunks::below;
@@ -111,6 +111,8 @@ impl ObjectBacking {
             trim: true,
             fast_zero: true,
             status: true,
+            // An object that was put is durable.
+            flush: Flushing::Needless,
             minimum: 1,
             maximum: MAX_PAYLOAD,
         };

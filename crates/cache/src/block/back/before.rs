@@ -14,7 +14,7 @@ use larder_volume::marker::Found;
 use super::super::open::{CacheConfig, CacheError};
 use super::super::volume::Volume;
 use super::BackWish;
-use super::start::{check_through, no_journal, place_to_look, refused, volume_error};
+use super::start::{check_flush, check_through, no_journal, place_to_look, refused, volume_error};
 use super::{MarkerAt, site};
 
 /// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
@@ -44,6 +44,7 @@ pub(in crate::block) fn check(
                 )?;
             }
             Some(back) => {
+                check_flush(name, volume.backing())?;
                 let area = sb.write_log.ok_or_else(|| no_log(name))?;
                 let bytes = u64::from(area.segments) * u64::from(area.geometry.bytes());
                 back.check_bound(bytes).map_err(|e| volume_error(name, e))?;

@@ -9,7 +9,7 @@ use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_volume::journal::{self, JournalError, Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, PlaceOptions, marker_place};
 use larder_volume::op::Op;
-use larder_volume::{Alone, Backing, BackingError, Timeouts};
+use larder_volume::{Alone, Backing, BackingError, Flushing, Timeouts};
 use serde::{Deserialize, Serialize};
 
 use super::journal::{Applied, Journal, Of};
@@ -70,6 +70,12 @@ pub enum RecoverError {
         /// Why not.
         reason: String,
     },
+    /// Nobody can ask it to.
+    #[error(
+        "backing store '{0}' offers no flush, and what is written to it now may be lost: have its server offer FLUSH, or vouch that what it has \
+         answered is durable"
+    )]
+    CannotFlush(String),
     /// The system has no random numbers.
     #[error("the system gives no random numbers: {0}")]
     Random(String),
@@ -180,6 +186,9 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
     };
     if before.as_ref().is_some_and(|marker| marker.state == MarkerState::Clean) && !set_back {
         return Ok(told);
+    }
+    if store.capabilities().flush == Flushing::Missing {
+        return Err(RecoverError::CannotFlush(told.store));
     }
     let ahead = if set_back { AHEAD } else { 0 };
     let last = match before {

@@ -17,7 +17,7 @@ use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _};
 use larder_volume::journal::{Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
-use larder_volume::{Backing, Timeouts};
+use larder_volume::{Backing, Flushing, Timeouts};
 
 use super::super::Core;
 use super::super::attached::Attached;
@@ -391,6 +391,7 @@ impl Core {
     ) -> Result<(), CacheError> {
         let name = &volume.name;
         let back = self.back.get().ok_or_else(|| no_log(name))?;
+        check_flush(name, volume.volume().backing())?;
         if back.log().closed().is_some() && record.is_some_and(|r| r.holds.may_be_dirty()) {
             return Err(refused(name, Refused::Drains, "the marker", None));
         }
@@ -582,6 +583,16 @@ pub(super) fn random_uuid() -> Result<Uuid, CacheError> {
     let random =
         random.map_err(|e| CacheError::System { what: "random bytes", reason: e.to_string() })?;
     Ok(Uuid(random))
+}
+
+/// Nothing is let go of here that its store may lose. (Whether it does cannot be seen.)
+pub(super) fn check_flush(name: &str, store: &dyn Backing) -> Result<(), CacheError> {
+    match store.capabilities().flush {
+        Flushing::Missing => {
+            Err(CacheError::CannotFlush { name: name.to_owned(), store: store.uri().to_owned() })
+        }
+        Flushing::Offered | Flushing::Needless => Ok(()),
+    }
 }
 
 pub(super) fn no_journal(name: &str, why: NoJournal) -> CacheError {

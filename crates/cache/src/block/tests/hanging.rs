@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 use larder_volume::op::{Failure, FailureKind};
-use larder_volume::{BackingError, Capabilities, Identity, Session};
+use larder_volume::{BackingError, Capabilities, Flushing, Identity, Session};
 
 pub(super) const BYTES: u64 = 1 << 20;
 
@@ -60,6 +60,7 @@ impl Backing for Hanging {
             trim: false,
             fast_zero: false,
             status: false,
+            flush: Flushing::Offered,
             minimum: 1,
             maximum: 1 << 20,
         }

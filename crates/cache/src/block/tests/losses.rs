@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::block::service::pass_through;
 use larder_volume::op::Outcome;
-use larder_volume::{BackingError, Capabilities, Identity, Session};
+use larder_volume::{BackingError, Capabilities, Flushing, Identity, Session};
 
 const LINE: usize = 4096;
 const LINES: u64 = 64;
@@ -57,6 +57,7 @@ impl Backing for Forgetful {
             trim: false,
             fast_zero: false,
             status: false,
+            flush: Flushing::Offered,
             minimum: 1,
             maximum: 1 << 20,
         }

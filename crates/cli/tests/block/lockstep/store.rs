@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use larder_block::backing::{Backing, BackingError, Capabilities, Identity, Session};
+use larder_block::backing::{Backing, BackingError, Capabilities, Flushing, Identity, Session};
 use larder_block::op::{Done, Failure, FailureKind, Op};
 use larder_engine::block::node::start::places::Comer;
 
@@ -61,6 +61,7 @@ impl Backing for Store {
             trim: true,
             fast_zero: true,
             status: true,
+            flush: Flushing::Offered,
             minimum: 1,
             maximum: 32 << 20,
         }

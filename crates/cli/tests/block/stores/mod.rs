@@ -6,6 +6,7 @@ mod daemon;
 pub(crate) mod faulty;
 mod forgets;
 pub(crate) mod s3;
+mod unflushed;
 
 use larder_block::op::FailureKind;
 use std::fs::File;

@@ -117,6 +117,9 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
             &["--marker", "db=/m", "--marker", "www=/m"],
             &["--marker www=/m", "volume 'db' has its marker there"],
         ),
+        // Stores that are vouched for.
+        (&["--store-durable", "dd"], &["--store-durable dd", "no --volume has the name 'dd'"]),
+        (&["--store-durable", "db"], &["--store-durable db", "is flushed: leave it out"]),
         // What excludes it.
         (
             &["--write", "db=back:any", "--record", "/nowhere/record"],
