@@ -122,13 +122,18 @@ fn another_holders_marker_is_not_overwritten() {
 #[test]
 fn an_export_that_cannot_be_flushed_is_no_place_for_a_new_marker() {
     let server = Server::start(1 << 20, Manner::default());
-    place(&server).write(&marker(1)).unwrap();
+    let put = |number| {
+        let mut place = place(&server);
+        read(&mut place);
+        place.write(&marker(number)).map_err(|error| error.to_string())
+    };
+    put(1).unwrap();
     // One that is there already is gone on with.
     server.behave(|manner| manner.unflushed = true);
-    place(&server).write(&marker(2)).unwrap();
-    let mut place = place(&server);
-    assert_eq!(read(&mut place), there(2));
-    place.remove().unwrap();
-    let refused = place.write(&marker(3)).unwrap_err().to_string();
+    put(2).unwrap();
+    let mut there_is = place(&server);
+    assert_eq!(read(&mut there_is), there(2));
+    there_is.remove().unwrap();
+    let refused = put(3).unwrap_err();
     assert!(refused.contains("offers no FLUSH") && refused.contains("disk"), "{refused}");
 }
