@@ -123,8 +123,22 @@ impl Overlay {
         }
         self.latest = self.latest.max(sequence);
         let extent = Extent { end: range.end, sequence, holds };
-        if self.replaces(&range, &extent) {
-            return;
+        let (first, more) = {
+            let mut touching = self.touching(&range);
+            (touching.next(), touching.next().is_some())
+        };
+        match first {
+            None => {
+                self.bytes += range.end - range.start;
+                return self.insert(range.start, extent);
+            }
+            // Most that hide any hide just one that is as long.
+            Some((from, of)) if !more && (from, of.end) == (range.start, range.end) => {
+                debug_assert!(of.sequence < sequence, "records show in their order");
+                self.extents.set(from, extent.word(from));
+                return;
+            }
+            _ => {}
         }
         self.cut(&range, |hidden| {
             debug_assert!(
@@ -135,22 +149,6 @@ impl Overlay {
         });
         self.bytes += range.end - range.start;
         self.insert(range.start, extent);
-    }
-
-    /// It takes the place of one that has just these bytes, as most that hide any do. False if it does not.
-    fn replaces(&mut self, range: &Range<u64>, extent: &Extent) -> bool {
-        let whole = range.end - range.start <= LONGEST;
-        let there = self.extents.from(range.start).next().filter(|_| whole);
-        let there = there.filter(|(from, word)| {
-            *from == range.start && Extent::of(*word, *from, self.latest).end == range.end
-        });
-        debug_assert!(
-            there.is_none_or(|(from, word)| {
-                Extent::of(word, from, self.latest).sequence < extent.sequence
-            }),
-            "records show in the order of their sequence"
-        );
-        there.is_some() && self.extents.set(range.start, extent.word(range.start))
     }
 
     fn insert(&mut self, from: u64, extent: Extent) {
@@ -185,7 +183,7 @@ impl Overlay {
             let mut some = Overlay { latest, ..Overlay::default() };
             group.iter().for_each(|(range, n, holds)| some.show(range.clone(), *n, *holds));
             overlay.bytes += some.bytes;
-            all.extend(some.extents.from(0));
+            all.extend(some.extents.around(0));
         }
         overlay.extents = Extents::of(all);
         overlay
@@ -235,10 +233,8 @@ impl Overlay {
         let (start, end) = (range.start, range.end.max(range.start));
         let latest = self.latest;
         let whole = move |(at, word): (u64, Word)| (at, Extent::of(word, at, latest));
-        let before = self.extents.before(start).map(whole);
-        let before = before.filter(|(_, extent)| extent.end > start);
-        let all = self.extents.from(start).map(whole);
-        before.into_iter().chain(all.take_while(move |(at, _)| *at < end))
+        let all = self.extents.around(start).map(whole);
+        all.skip_while(move |(_, extent)| extent.end <= start).take_while(move |(at, _)| *at < end)
     }
 
     /// What of this range `f` makes of each dirty stretch in it; stretches that reach beyond it are cut.

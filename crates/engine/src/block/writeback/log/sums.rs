@@ -31,15 +31,21 @@ impl Sums {
     }
 }
 
-/// The checksums of a volume's records behind the frontier, all in a row.
+/// The number of a record that has not exactly one is this, with its own number among those.
+const LONG: u64 = 1 << 32;
+
+/// The checksums of a volume's records behind the frontier.
 #[derive(Debug, Default)]
 pub(super) struct AllSums {
-    all: Table<1>,
-    /// Of each record: how many sums came before its own, in all.
+    /// Of each record its sum, if it has one.
+    one: Table<1>,
+    /// Those of the others, all in a row,
+    many: Table<1>,
+    /// and of each of those how many sums of others came before its own, in all.
     first: Table<1>,
-    /// How many sums have come, and gone.
-    come: u64,
-    gone: u64,
+    /// How many of `many` and `first` have come, and gone.
+    come: [u64; 2],
+    gone: [u64; 2],
     /// Records, by sequence, that have none any more.
     lost: BTreeSet<u64>,
 }
@@ -47,28 +53,35 @@ pub(super) struct AllSums {
 impl AllSums {
     /// So many records come at once.
     pub(super) fn reserve(&mut self, records: usize) {
-        self.all.reserve(records);
-        self.first.reserve(records);
+        self.one.reserve(records);
     }
 
     /// Those of the next record.
     pub(super) fn push(&mut self, sums: Option<&Sums>) {
-        self.first.push([self.come]);
-        for &sum in sums.map_or(&[][..], Sums::as_slice) {
-            self.all.push([sum.into()]);
-            self.come += 1;
+        let sums = sums.map_or(&[][..], Sums::as_slice);
+        if let [one] = sums {
+            return self.one.push([u64::from(*one)]);
         }
+        self.one.push([LONG + self.come[1]]);
+        self.first.push([self.come[0]]);
+        sums.iter().for_each(|&sum| self.many.push([sum.into()]));
+        self.come[0] += sums.len() as u64;
+        self.come[1] += 1;
     }
 
     /// Those of the first record, which has this sequence, are not needed any more.
     pub(super) fn pop(&mut self, sequence: u64) {
-        self.first.pop();
-        let next = self.first.first().map_or(self.come, |[next]| next);
-        while self.gone < next {
-            self.all.pop();
-            self.gone += 1;
-        }
         self.lost.remove(&sequence);
+        if self.one.pop().is_none_or(|[one]| one < LONG) {
+            return;
+        }
+        self.first.pop();
+        self.gone[1] += 1;
+        let next = self.first.first().map_or(self.come[0], |[next]| next);
+        while self.gone[0] < next {
+            self.many.pop();
+            self.gone[0] += 1;
+        }
     }
 
     /// There are none any more.
@@ -78,17 +91,18 @@ impl AllSums {
 
     /// Those of a record behind the frontier.
     pub(super) fn get(&self, sequence: u64, frontier: u64) -> Option<Sums> {
-        let at = sequence.checked_sub(frontier + 1)? as usize;
-        let first = self.first.column(at, 0)?;
+        let one = self.one.column(sequence.checked_sub(frontier + 1)? as usize, 0)?;
         if self.lost.contains(&sequence) {
             return Some(Sums::new(&[]));
         }
-        let next = self.first.column(at + 1, 0).unwrap_or(self.come);
-        let sum = |n: u64| self.all.column((n - self.gone) as usize, 0).map(|sum| sum as u32);
-        match next - first {
-            1 => sum(first).map(Sums::One),
-            _ => (first..next).map(sum).collect::<Option<Box<[u32]>>>().map(Sums::Many),
+        if one < LONG {
+            return Some(Sums::One(one as u32));
         }
+        let at = ((one - LONG) - self.gone[1]) as usize;
+        let first = self.first.column(at, 0)?;
+        let next = self.first.column(at + 1, 0).unwrap_or(self.come[0]);
+        let sum = |n: u64| self.many.column((n - self.gone[0]) as usize, 0).map(|sum| sum as u32);
+        (first..next).map(sum).collect::<Option<Box<[u32]>>>().map(Sums::Many)
     }
 }
 
@@ -110,6 +124,7 @@ mod tests {
             assert_eq!((sums.get(frontier, frontier), sums.get(301, frontier)), (None, None));
             sums.pop(frontier + 1);
         }
-        assert!(sums.all.is_empty() && sums.first.is_empty() && sums.lost.is_empty());
+        let left = [&sums.one, &sums.many, &sums.first];
+        assert!(left.iter().all(|table| table.is_empty()) && sums.lost.is_empty());
     }
 }
