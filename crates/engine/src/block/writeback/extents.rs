@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn leaves_that_get_empty_are_joined() {
-        let come = (0..4096).map(|n| (n * 613 % 4096 << 12, true));
+        let come = (0..4096).map(|n| ((n * 613 % 4096) << 12, true));
         let go = (0..4096).map(|n| n * 359 % 4096).filter(|n| n % 16 > 0).map(|n| (n << 12, false));
         let few = compare(come.chain(go).collect());
         assert!(few.len() == 256 && few.leaves.len() <= 12, "{} leaves", few.leaves.len());

@@ -350,7 +350,7 @@ mod tests {
         let mut at = 1;
         for n in 0..64 {
             at = at * 48_271 % 0x7fff_ffff;
-            table.push([at % (1 << 28) << 12, 4096 << 2, 1 << 33 | n * 4608, 1 << 40 | n]);
+            table.push([(at % (1 << 28)) << 12, 4096 << 2, (1 << 33) + n * 4608, (1 << 40) + n]);
         }
         // 28 bits of an address, none of kind and length, 10 of a place in steps of 4,608 bytes, and 6 of a batch.
         assert!(table.blocks[0].len() * 8 <= 64 * 7, "{} words", table.blocks[0].len());
