@@ -402,7 +402,7 @@ impl World {
                 let reads = match &lies {
                     Some(Lies::Log(piece)) => self.reads(volume, dirty.sequence, piece)?,
                     // It was parked as lost meanwhile.
-                    None if matches!(dirty.holds, Holds::Bytes(_)) => {
+                    None if dirty.holds == Holds::Bytes => {
                         let number = self.volumes[volume].log[dirty.sequence as usize - 1];
                         !self.rotten.contains(&number)
                     }

@@ -131,8 +131,8 @@ impl Effects for Asked {
 
 /// Each sector of a stretch, and the write that is there.
 fn sectors(dirty: &Dirty) -> Vec<(u64, u64)> {
-    let Holds::Bytes(at) = dirty.holds else { return Vec::new() };
-    (0..dirty.len).map(|i| (dirty.at + i, (at + i) / WRITE)).collect()
+    let bytes = if dirty.holds == Holds::Bytes { dirty.len } else { 0 };
+    (0..bytes).map(|i| (dirty.at + i, dirty.sequence)).collect()
 }
 
 fn sum(pieces: &[(u64, u64)]) -> u64 {

@@ -212,7 +212,7 @@ fn overlay(volume: &Volume, cut: Option<Cut>) -> Overlay {
     for dirty in &volume.records {
         let record = &dirty.entry.record;
         let holds = match record.kind {
-            Kind::Write => Holds::Bytes(dirty.entry.place),
+            Kind::Write => Holds::Bytes,
             Kind::Zero => Holds::Zeros,
             Kind::Trim => Holds::Trimmed,
             Kind::Mark | Kind::Frontier => continue,

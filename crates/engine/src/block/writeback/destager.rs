@@ -274,7 +274,7 @@ impl Destager {
     fn drops(&mut self) {
         (self.phase, self.window) = (Phase::Idle, None);
         (self.skips, self.joins, self.anew) = (false, false, false);
-        self.pieces.clear();
+        self.pieces = Vec::new();
         // The next one is begun whatever its time is: something of this may be in the store.
         self.began = None;
     }
@@ -345,7 +345,7 @@ impl Destager {
         let epoch = self.pieces.iter().map(Dirty::memory).sum();
         self.starved = journaled && !fx.takes(epoch);
         if self.starved {
-            return self.pieces.clear();
+            return self.pieces = Vec::new();
         }
         self.began = Some(now);
         let last = *window.end();
@@ -540,7 +540,7 @@ impl Destager {
         }
         (self.phase, self.in_place) = (Phase::Idle, false);
         (self.skips, self.joins, self.anew) = (false, false, false);
-        self.pieces.clear();
+        self.pieces = Vec::new();
         self.window.take().map(|window| *window.end())
     }
 }

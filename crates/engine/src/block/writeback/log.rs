@@ -28,9 +28,10 @@ mod put_aside;
 mod slowed;
 mod start;
 mod sums;
+mod times;
 mod unreadable;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use larder_base::Nanos;
@@ -45,6 +46,7 @@ pub use marks::{MarkState, NOBODY};
 pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
+use times::{Marks, Times};
 use unreadable::Unreadable;
 
 use super::destager::{self, Destager, Pace};
@@ -54,6 +56,7 @@ use super::planted::{Fault, Planted};
 use super::recovery::Recovered;
 use super::scan::Scan;
 use super::segments::{self, Segments};
+use super::table::Table;
 use super::throttle::{Age, Throttle};
 use super::volume_log::{Kind, VolumeLog};
 use crate::block::api::OpId;
@@ -271,15 +274,15 @@ struct Attached {
     listing: Option<Unreadable>,
     unread: BTreeMap<u64, (u32, u64)>,
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
-    read: BTreeSet<u64>,
+    read: Marks,
     /// Of its records, in the order of their sequence, the first behind the frontier.
     sums: AllSums,
     /// Of those that are not answered, likewise.
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
-    parked: VecDeque<(u64, u64)>,
+    parked: Table<2>,
     /// When records were answered that are dirty: each from this sequence on, to the next.
-    since: VecDeque<(u64, Nanos)>,
+    since: Times,
     age: Option<Age>,
     /// What was the first behind the frontier when a window was begun for its age, perhaps in vain.
     pressed: u64,
@@ -467,16 +470,16 @@ impl<B: Clone> WriteLog<B> {
             attachment,
             uuid,
             generation,
-            parked: VecDeque::new(),
+            parked: Table::default(),
             log: VolumeLog::new(destage.order, frontier),
             overlay: Overlay::default(),
             bad: Unreadable::default(),
             listing: None,
             unread: BTreeMap::new(),
-            read: BTreeSet::new(),
+            read: Marks::default(),
             sums: AllSums::default(),
             pending: VecDeque::new(),
-            since: VecDeque::new(),
+            since: Times::default(),
             age,
             pressed: 0,
             speed: None,
@@ -529,23 +532,19 @@ impl<B: Clone> WriteLog<B> {
             room += u64::from(logged.room());
             bytes += logged.len;
             sums.pop(sequence);
-            match parked.front().filter(|(of, _)| *of == sequence) {
-                Some(&(_, generation)) => {
-                    parked.pop_front();
+            match parked.first().filter(|[of, _]| *of == sequence) {
+                Some([_, generation]) => {
+                    parked.pop();
                     segments.let_go_parked(generation, Some(1));
                 }
                 None => segments.let_go(logged.batch),
             }
         });
-        while volume.since.get(1).is_some_and(|&(sequence, _)| sequence <= position + 1) {
-            volume.since.pop_front();
-        }
+        volume.since.let_go(position);
         while volume.unread.first_key_value().is_some_and(|(&sequence, _)| sequence <= position) {
             volume.unread.pop_first();
         }
-        while volume.read.first().is_some_and(|&sequence| sequence <= position) {
-            volume.read.pop_first();
-        }
+        volume.read.let_go(position);
         if volume.log.is_clean() {
             volume.since.clear();
         }
@@ -562,9 +561,9 @@ impl<B: Clone> WriteLog<B> {
         let last = volume.log.last();
         let parked = &mut volume.parked;
         volume.log.let_go(last, &mut volume.overlay, |sequence, logged| {
-            match parked.front().filter(|(of, _)| *of == sequence) {
-                Some(&(_, generation)) => {
-                    parked.pop_front();
+            match parked.first().filter(|[of, _]| *of == sequence) {
+                Some([_, generation]) => {
+                    parked.pop();
                     segments.let_go_parked(generation, Some(1));
                 }
                 None => segments.let_go(logged.batch),
@@ -717,7 +716,7 @@ impl<B: Clone> WriteLog<B> {
 
     /// Whether a client has read something of a record since it was logged.
     pub fn was_read(&self, attachment: u32, sequence: u64) -> bool {
-        self.volumes.get(&attachment).is_some_and(|volume| volume.read.contains(&sequence))
+        self.volumes.get(&attachment).is_some_and(|volume| volume.read.contains(sequence))
     }
 
     /// A batch that [`WriteLog::look`] has pinned has been read.
@@ -884,9 +883,7 @@ impl Attached {
             // What was answered before is not dirty any more.
             self.since.clear();
         }
-        if self.since.back().is_none_or(|&(_, since)| since != now) {
-            self.since.push_back((sequence, now));
-        }
+        self.since.push(sequence, now);
     }
 
     /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.
@@ -916,7 +913,7 @@ impl Attached {
     /// When the oldest write was answered that is dirty.
     fn oldest(&self) -> Option<Nanos> {
         let any = self.log.acknowledged() > self.log.frontier();
-        self.since.front().filter(|_| any).map(|oldest| oldest.1)
+        self.since.first().filter(|_| any)
     }
 
     /// Nothing is answered, since the oldest that is dirty is too old.
@@ -956,7 +953,7 @@ impl Attached {
     /// Where a dirty stretch lies on the device.
     fn piece(&self, config: &Config, dirty: &super::overlay::Dirty) -> Option<Piece> {
         use larder_format::block::write_log::pieces;
-        if !matches!(dirty.holds, Holds::Bytes(_)) {
+        if dirty.holds != Holds::Bytes {
             return None;
         }
         let logged = self.log.record(dirty.sequence)?;
@@ -973,9 +970,9 @@ impl Attached {
             bytes: (cover.end - cover.start) as u32,
             skip: (from - cover.start) as u32,
             sums: Sums::new(sums.as_slice().get(first as usize..end as usize)?),
-            pin: match self.parked.binary_search_by_key(&dirty.sequence, |parked| parked.0) {
-                Ok(at) => Pin::Parked(self.parked[at].1),
-                Err(_) => Pin::Batch(logged.batch),
+            pin: match self.parked.get(self.parked.below(0, dirty.sequence)) {
+                Some([of, generation]) if of == dirty.sequence => Pin::Parked(generation),
+                _ => Pin::Batch(logged.batch),
             },
         })
     }

@@ -23,6 +23,7 @@
 
 pub mod destager;
 pub mod economy;
+mod extents;
 pub mod holder;
 pub mod log;
 pub mod marker;
@@ -31,6 +32,7 @@ mod planted;
 pub mod recovery;
 pub mod scan;
 pub mod segments;
+mod table;
 pub mod throttle;
 pub mod volume_log;
 pub mod words;

@@ -4,32 +4,25 @@
 //! old bytes) and leaves it when the store has it durably. Records come in the order of their sequence, so that a later one hides
 //! what it covers of earlier ones; what an earlier one still shows leaves with that one.
 //!
+//! Where the bytes of a record lie it does not know: the record itself says that, and goes on to say so when it is moved.
+//!
 //! All addresses are bytes of the volume, never of the line space: a volume that moves there keeps its overlay.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
+
+use super::extents::{Extents, Word};
 
 /// What a dirty stretch holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
-    /// Bytes that lie in the log, the first of them at this byte of the log's area.
-    Bytes(u64),
+    /// Bytes of its record's payload.
+    Bytes,
     /// Zeros, written as such: data, never a hole.
     Zeros,
     /// Zeros, since it was trimmed.
     Trimmed,
     /// Bytes that cannot be read any more: reads of them fail until they are overwritten or discarded.
     Unreadable,
-}
-
-impl Holds {
-    /// Of the stretch that begins `skip` bytes further on.
-    fn behind(self, skip: u64) -> Holds {
-        match self {
-            Holds::Bytes(at) => Holds::Bytes(at + skip),
-            other => other,
-        }
-    }
 }
 
 /// A dirty stretch of a volume: what one record still shows.
@@ -49,7 +42,7 @@ impl Dirty {
     /// Memory that it takes on its way to a store: its bytes, in whole pieces of the log.
     pub fn memory(&self) -> u64 {
         match self.holds {
-            Holds::Bytes(_) => self.len.next_multiple_of(4096) + 4096,
+            Holds::Bytes => self.len.next_multiple_of(4096) + 4096,
             Holds::Zeros | Holds::Trimmed | Holds::Unreadable => 0,
         }
     }
@@ -71,43 +64,34 @@ struct Extent {
     holds: Holds,
 }
 
-/// The same in 16 bytes: length below the kind, the low half of the sequence, and the place.
-#[derive(Clone, Copy, Debug)]
-struct Packed {
-    len: u32,
-    sequence: u32,
-    place: u64,
-}
-
-const _: () = assert!(size_of::<Packed>() == 16, "memory of each dirty stretch");
-
 /// Longer stretches are kept as several.
 const LONGEST: u64 = 1 << 30;
 
-impl Packed {
-    fn new(from: u64, extent: &Extent) -> Packed {
-        let (kind, place) = match extent.holds {
-            Holds::Bytes(place) => (0, place),
-            Holds::Zeros => (1, 0),
-            Holds::Trimmed => (2, 0),
-            Holds::Unreadable => (3, 0),
+impl Extent {
+    /// The same in 8 bytes: length below the kind, and the low half of the sequence.
+    fn word(&self, from: u64) -> Word {
+        let kind = match self.holds {
+            Holds::Bytes => 0,
+            Holds::Zeros => 1,
+            Holds::Trimmed => 2,
+            Holds::Unreadable => 3,
         };
         // 1 to 2^30 bytes.
-        let len = (extent.end - from - 1) as u32;
-        Packed { len: len | kind << 30, sequence: extent.sequence as u32, place }
+        let len = (self.end - from - 1) as u32;
+        Word { len: len | kind << 30, sequence: self.sequence as u32 }
     }
 
-    /// As it is, from this byte on, where `latest` is the highest sequence that there is.
-    fn at(self, from: u64, latest: u64) -> Extent {
-        let holds = match self.len >> 30 {
-            0 => Holds::Bytes(self.place),
+    /// As it was, from this byte on, where `latest` is the highest sequence that there is.
+    fn of(word: Word, from: u64, latest: u64) -> Extent {
+        let holds = match word.len >> 30 {
+            0 => Holds::Bytes,
             1 => Holds::Zeros,
             2 => Holds::Trimmed,
             _ => Holds::Unreadable,
         };
-        let end = from + u64::from(self.len & (LONGEST as u32 - 1)) + 1;
+        let end = from + u64::from(word.len & (LONGEST as u32 - 1)) + 1;
         // No log has 2^32 records of a volume: each holds 4 KiB at least.
-        let behind = (latest as u32).wrapping_sub(self.sequence);
+        let behind = (latest as u32).wrapping_sub(word.sequence);
         Extent { end, sequence: latest - u64::from(behind), holds }
     }
 }
@@ -115,7 +99,7 @@ impl Packed {
 /// The overlay of one volume.
 #[derive(Debug, Default)]
 pub struct Overlay {
-    extents: BTreeMap<u64, Packed>,
+    extents: Extents,
     /// The highest sequence that was shown.
     latest: u64,
     bytes: u64,
@@ -137,6 +121,25 @@ impl Overlay {
         if range.is_empty() {
             return;
         }
+        self.latest = self.latest.max(sequence);
+        let extent = Extent { end: range.end, sequence, holds };
+        let (first, more) = {
+            let mut touching = self.touching(&range);
+            (touching.next(), touching.next().is_some())
+        };
+        match first {
+            None => {
+                self.bytes += range.end - range.start;
+                return self.insert(range.start, extent);
+            }
+            // Most that hide any hide just one that is as long.
+            Some((from, of)) if !more && (from, of.end) == (range.start, range.end) => {
+                debug_assert!(of.sequence < sequence, "records show in their order");
+                self.extents.set(from, extent.word(from));
+                return;
+            }
+            _ => {}
+        }
         self.cut(&range, |hidden| {
             debug_assert!(
                 hidden.sequence < sequence,
@@ -145,14 +148,11 @@ impl Overlay {
             None
         });
         self.bytes += range.end - range.start;
-        self.latest = self.latest.max(sequence);
-        self.insert(range.start, Extent { end: range.end, sequence, holds });
+        self.insert(range.start, extent);
     }
 
     fn insert(&mut self, from: u64, extent: Extent) {
-        pieces(from, extent, |from, packed| {
-            self.extents.insert(from, packed);
-        });
+        pieces(from, extent, |from, word| self.extents.insert(from, word));
     }
 
     /// What these records show, which come in the order of their sequence: the same as to [`Overlay::show`] one after the other, and in a fraction of the
@@ -164,7 +164,7 @@ impl Overlay {
         let mut overlay = Overlay { latest, ..Overlay::default() };
         // Those that touch none are as they are; where some overlap, they are shown one after the other.
         records.sort_unstable_by_key(|(range, sequence, _)| (range.start, *sequence));
-        let mut all: Vec<(u64, Packed)> = Vec::with_capacity(records.len());
+        let mut all: Vec<(u64, Word)> = Vec::with_capacity(records.len());
         let mut rest = &mut records[..];
         while let Some((first, ..)) = rest.first() {
             let (mut end, mut n) = (first.end, 1);
@@ -176,16 +176,16 @@ impl Overlay {
             if let [(range, sequence, holds)] = group {
                 let extent = Extent { end: range.end, sequence: *sequence, holds: *holds };
                 overlay.bytes += range.end - range.start;
-                pieces(range.start, extent, |from, packed| all.push((from, packed)));
+                pieces(range.start, extent, |from, word| all.push((from, word)));
                 continue;
             }
             group.sort_unstable_by_key(|(_, sequence, _)| *sequence);
             let mut some = Overlay { latest, ..Overlay::default() };
             group.iter().for_each(|(range, n, holds)| some.show(range.clone(), *n, *holds));
             overlay.bytes += some.bytes;
-            all.extend(some.extents);
+            all.extend(some.extents.around(0));
         }
-        overlay.extents = all.into_iter().collect();
+        overlay.extents = Extents::of(all);
         overlay
     }
 
@@ -194,18 +194,11 @@ impl Overlay {
         self.cut(&range, |extent| (extent.sequence != sequence).then_some(extent));
     }
 
-    /// What the record of this sequence, which is of this range, still shows lies elsewhere in the log (the range's first byte at
-    /// `to`), or cannot be read any more (`None`).
-    pub fn moves(&mut self, range: Range<u64>, sequence: u64, to: Option<u64>) {
-        let first = range.start;
+    /// What the record of this sequence, which is of this range, still shows of its bytes cannot be read any more.
+    pub fn lose(&mut self, range: Range<u64>, sequence: u64) {
         self.cut(&range, |extent| {
-            let holds = match (extent.holds, to) {
-                _ if extent.sequence != sequence => extent.holds,
-                (Holds::Bytes(_), Some(to)) => Holds::Bytes(to + (extent.at - first)),
-                (Holds::Bytes(_), None) => Holds::Unreadable,
-                (other, _) => other,
-            };
-            Some(Dirty { holds, ..extent })
+            let lost = extent.sequence == sequence && extent.holds == Holds::Bytes;
+            Some(Dirty { holds: if lost { Holds::Unreadable } else { extent.holds }, ..extent })
         });
     }
 
@@ -222,8 +215,7 @@ impl Overlay {
             if at < start {
                 each(Stretch::Clean(at, start - at));
             }
-            let holds = extent.holds.behind(start - from);
-            let sequence = extent.sequence;
+            let Extent { sequence, holds, .. } = extent;
             each(Stretch::Dirty(Dirty { at: start, len: end - start, sequence, holds }));
             at = end;
         }
@@ -239,30 +231,35 @@ impl Overlay {
 
     fn touching(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Extent)> + use<'_> {
         let (start, end) = (range.start, range.end.max(range.start));
-        let ends = |at: u64, packed: &Packed| packed.at(at, self.latest).end;
-        let before = self.extents.range(..start).next_back();
-        let before = before.filter(|(at, packed)| ends(**at, packed) > start);
         let latest = self.latest;
-        let all = before.into_iter().chain(self.extents.range(start..end));
-        all.map(move |(&at, packed)| (at, packed.at(at, latest)))
+        let whole = move |(at, word): (u64, Word)| (at, Extent::of(word, at, latest));
+        let all = self.extents.around(start).map(whole);
+        all.skip_while(move |(_, extent)| extent.end <= start).take_while(move |(at, _)| *at < end)
     }
 
     /// What of this range `f` makes of each dirty stretch in it; stretches that reach beyond it are cut.
     fn cut(&mut self, range: &Range<u64>, mut f: impl FnMut(Dirty) -> Option<Dirty>) {
         let touched: Vec<(u64, Extent)> = self.touching(range).collect();
         for (from, extent) in touched {
-            self.extents.remove(&from);
             let (start, end) = (from.max(range.start), extent.end.min(range.end));
+            let dirty = Dirty {
+                at: start,
+                len: end - start,
+                sequence: extent.sequence,
+                holds: extent.holds,
+            };
+            let makes = f(dirty);
+            if makes == Some(dirty) {
+                continue;
+            }
+            self.extents.remove(from);
             if from < start {
                 self.insert(from, Extent { end: start, ..extent });
             }
             if end < extent.end {
-                let holds = extent.holds.behind(end - from);
-                self.insert(end, Extent { holds, ..extent });
+                self.insert(end, extent);
             }
-            let holds = extent.holds.behind(start - from);
-            let dirty = Dirty { at: start, len: end - start, sequence: extent.sequence, holds };
-            match f(dirty) {
+            match makes {
                 None => self.bytes -= end - start,
                 Some(Dirty { sequence, holds, .. }) => {
                     self.insert(start, Extent { end, sequence, holds });
@@ -273,11 +270,11 @@ impl Overlay {
 }
 
 /// An extent as it is kept: in as many pieces as that takes.
-fn pieces(from: u64, extent: Extent, mut each: impl FnMut(u64, Packed)) {
+fn pieces(from: u64, extent: Extent, mut each: impl FnMut(u64, Word)) {
     let mut at = from;
     while at < extent.end {
         let end = extent.end.min(at + LONGEST);
-        each(at, Packed::new(at, &Extent { end, holds: extent.holds.behind(at - from), ..extent }));
+        each(at, Extent { end, ..extent }.word(at));
         at = end;
     }
 }
@@ -293,7 +290,7 @@ mod tests {
     enum Step {
         Show(u64, u64, u8),
         Settle(usize),
-        Moves(usize, bool),
+        Lose(usize),
         Discard(u64, u64),
     }
 
@@ -302,13 +299,13 @@ mod tests {
         let step = prop_oneof![
             5 => (range(), 0..3u8).prop_map(|((at, len), holds)| Step::Show(at, len, holds)),
             3 => any::<prop::sample::Index>().prop_map(|i| Step::Settle(i.index(1 << 16))),
-            1 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(i, b)| Step::Moves(i.index(1 << 16), b)),
+            1 => any::<prop::sample::Index>().prop_map(|i| Step::Lose(i.index(1 << 16))),
             1 => range().prop_map(|(at, len)| Step::Discard(at, len)),
         ];
         prop::collection::vec(step, 1..60)
     }
 
-    /// One byte at a time: which record shows there, and what that byte of it is.
+    /// One byte at a time: which record shows there, and what it holds.
     type Plain = Vec<Option<(u64, Holds)>>;
 
     fn check(overlay: &Overlay, plain: &Plain) {
@@ -320,7 +317,7 @@ mod tests {
             }
             Stretch::Dirty(d) => {
                 assert!(d.at == seen.len() as u64 && d.len > 0);
-                seen.extend((0..d.len).map(|i| Some((d.sequence, d.holds.behind(i)))));
+                seen.extend((0..d.len).map(|_| Some((d.sequence, d.holds))));
             }
         });
         assert_eq!(&seen, plain);
@@ -336,7 +333,7 @@ mod tests {
         let mut overlay = Overlay::default();
         let last = (1 << 41) + (5 << 30) + 7;
         overlay.show(3..last, 1 << 33, Holds::Trimmed);
-        overlay.show(1 << 40..(1 << 40) + 4096, (1 << 33) + 1, Holds::Bytes(77));
+        overlay.show(1 << 40..(1 << 40) + 4096, (1 << 33) + 1, Holds::Bytes);
         let mut seen = Vec::new();
         overlay.look(0..last + 1, |stretch| seen.push(stretch));
         let whole = seen.iter().fold(0, |at, stretch| match stretch {
@@ -347,7 +344,7 @@ mod tests {
             Stretch::Dirty(Dirty { at: from, len, sequence, holds }) => {
                 let written = *from == 1 << 40;
                 assert_eq!(*sequence, (1 << 33) + u64::from(written));
-                assert_eq!(*holds, if written { Holds::Bytes(77) } else { Holds::Trimmed });
+                assert_eq!(*holds, if written { Holds::Bytes } else { Holds::Trimmed });
                 assert_eq!(*from, at);
                 at + len
             }
@@ -368,9 +365,9 @@ mod tests {
                     Step::Show(at, len, kind) => {
                         let range = at..(at + len).min(BYTES as u64);
                         let sequence = records.len() as u64;
-                        let holds = [Holds::Bytes(sequence * 1000), Holds::Zeros, Holds::Trimmed][usize::from(kind)];
-                        for (i, byte) in range.clone().enumerate() {
-                            plain[byte as usize] = Some((sequence, holds.behind(i as u64)));
+                        let holds = [Holds::Bytes, Holds::Zeros, Holds::Trimmed][usize::from(kind)];
+                        for byte in range.clone() {
+                            plain[byte as usize] = Some((sequence, holds));
                         }
                         overlay.show(range.clone(), sequence, holds);
                         records.push(range);
@@ -380,15 +377,12 @@ mod tests {
                         overlay.settle(records[which].clone(), which as u64);
                         plain.iter_mut().filter(|p| p.is_some_and(|p| p.0 == which as u64)).for_each(|p| *p = None);
                     }
-                    Step::Moves(which, readable) if !records.is_empty() => {
+                    Step::Lose(which) if !records.is_empty() => {
                         let which = which % records.len();
-                        let to = readable.then_some(1 << 20);
-                        overlay.moves(records[which].clone(), which as u64, to);
+                        overlay.lose(records[which].clone(), which as u64);
                         for byte in records[which].clone() {
-                            let Some((sequence, Holds::Bytes(_))) = plain[byte as usize] else { continue };
-                            if sequence == which as u64 {
-                                let holds = to.map_or(Holds::Unreadable, |to| Holds::Bytes(to + byte - records[which].start));
-                                plain[byte as usize] = Some((sequence, holds));
+                            if plain[byte as usize] == Some((which as u64, Holds::Bytes)) {
+                                plain[byte as usize] = Some((which as u64, Holds::Unreadable));
                             }
                         }
                     }
@@ -411,7 +405,7 @@ mod tests {
             let mut records = Vec::new();
             for ((at, len, kind), sequence) in steps.into_iter().zip(7u64..) {
                 let range = at..(at + len).min(BYTES as u64);
-                let holds = [Holds::Bytes(sequence * 1000), Holds::Zeros, Holds::Trimmed][kind];
+                let holds = [Holds::Bytes, Holds::Zeros, Holds::Trimmed][kind];
                 overlay.show(range.clone(), sequence, holds);
                 records.push((range, sequence, holds));
             }

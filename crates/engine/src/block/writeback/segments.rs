@@ -401,6 +401,11 @@ impl Segments {
         self.retire();
     }
 
+    /// Whether this generation's segment has parked records.
+    pub(super) fn has_parked(&self, generation: u64) -> bool {
+        self.parked.iter().any(|parked| parked.generation == generation)
+    }
+
     /// Segments that nothing needs retire, oldest first; never the one that is open.
     fn retire(&mut self) {
         let most = if self.fault.is(Planted::RetiredInAnyOrder) { self.live.len() } else { 1 };

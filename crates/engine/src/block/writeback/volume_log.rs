@@ -13,7 +13,7 @@
 //! frontier are a prefix of those behind it: the next window. Rules in brackets are those of the executable model,
 //! `models/write_back.py`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 
 use larder_format::block::superblock::Cut;
@@ -21,6 +21,7 @@ use larder_format::block::write_log::{BLOCK, pieces};
 
 use super::overlay::{Dirty, Holds, Overlay, Stretch};
 use super::planted::{Fault, Planted};
+use super::table::Table;
 
 /// In which order dirty data comes to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,57 +87,37 @@ pub struct Logged {
     pub kind: Kind,
     /// The batch that it is in.
     pub batch: u64,
-    /// Where its bytes lie in the log's area.
+    /// Where its bytes lie in the log's area; of what has none, anything.
     pub place: u64,
 }
 
-/// The same in 24 bytes.
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    at: u64,
-    /// The kind, whether it is in no batch, and below them the place of what is written, or the length of what is not.
-    word: u64,
-    /// Length of what is written.
-    len: u32,
-    /// The low half of the batch's number.
-    batch: u32,
-}
-
-const _: () = assert!(size_of::<Record>() == 24, "memory of each dirty record");
-
-const KIND: u32 = 62;
-const NO_BATCH: u64 = 1 << 61;
-
-impl Record {
-    fn new(logged: &Logged) -> Record {
-        let Logged { at, len, kind, batch, place } = *logged;
-        let (kind, word, len) = match kind {
-            Kind::Write => (0, place, len as u32),
-            Kind::Zero => (1, len, 0),
-            Kind::Trim => (2, len, 0),
-            Kind::Mark => (3, place, len as u32),
-        };
-        let parked = if batch == 0 { NO_BATCH } else { 0 };
-        Record { at, word: word | parked | kind << KIND, len, batch: batch as u32 }
-    }
-
-    /// As it was, where `newest` is the highest number of a batch that there is.
-    fn logged(self, newest: u64) -> Logged {
-        let below = self.word & (NO_BATCH - 1);
-        let (kind, place, len) = match self.word >> KIND {
-            0 => (Kind::Write, below, self.len.into()),
-            1 => (Kind::Zero, 0, below),
-            2 => (Kind::Trim, 0, below),
-            _ => (Kind::Mark, below, self.len.into()),
-        };
-        let behind = (newest as u32).wrapping_sub(self.batch);
-        // The log's batches are fewer than 2^32.
-        let batch = if self.word & NO_BATCH == 0 { newest - u64::from(behind) } else { 0 };
-        Logged { at: self.at, len, kind, batch, place }
-    }
-}
+/// Columns of a record's row.
+const LEN: usize = 1;
+const BATCH: usize = 2;
 
 impl Logged {
+    /// The same in four numbers: those of records that follow each other have most of their bits in common.
+    fn row(&self) -> [u64; 4] {
+        let Logged { at, len, kind, batch, place } = *self;
+        let kind = match kind {
+            Kind::Write => 0,
+            Kind::Zero => 1,
+            Kind::Trim => 2,
+            Kind::Mark => 3,
+        };
+        [at, len << 2 | kind, batch, place]
+    }
+
+    fn of([at, len, batch, place]: [u64; 4]) -> Logged {
+        let kind = match len & 3 {
+            0 => Kind::Write,
+            1 => Kind::Zero,
+            2 => Kind::Trim,
+            _ => Kind::Mark,
+        };
+        Logged { at, len: len >> 2, kind, batch, place }
+    }
+
     /// What it holds of the log: its payload in whole blocks and what a header has of it, at least 4 KiB, which bounds the memory for small ones too.
     pub fn room(&self) -> u32 {
         let payload = if self.kind == Kind::Write { self.len } else { 0 };
@@ -147,7 +128,7 @@ impl Logged {
     /// What it shows.
     pub fn holds(&self) -> Holds {
         match self.kind {
-            Kind::Write | Kind::Mark => Holds::Bytes(self.place),
+            Kind::Write | Kind::Mark => Holds::Bytes,
             Kind::Zero => Holds::Zeros,
             Kind::Trim => Holds::Trimmed,
         }
@@ -177,17 +158,15 @@ pub type Window = RangeInclusive<u64>;
 #[derive(Debug)]
 pub struct VolumeLog {
     order: Order,
-    records: VecDeque<Record>,
-    /// The highest batch that one of them is, or was, in.
-    newest: u64,
+    records: Table<4>,
     /// What records depend on: each from this sequence on, to the next.
-    depend: VecDeque<(u64, u64)>,
+    depend: Table<2>,
     /// Durable in the store, and known so by the log.
     frontier: u64,
     acknowledged: u64,
     promised: u64,
     /// Positions at which an epoch may end, behind the frontier, in order.
-    cuts: VecDeque<u64>,
+    cuts: Table<1>,
     /// Bytes of the log that are held.
     held: u64,
     /// Records whose bytes cannot be read any more, and what of them shows.
@@ -203,13 +182,12 @@ impl VolumeLog {
     pub fn new(order: Order, frontier: u64) -> VolumeLog {
         VolumeLog {
             order,
-            records: VecDeque::new(),
-            newest: 0,
-            depend: VecDeque::new(),
+            records: Table::default(),
+            depend: Table::default(),
             frontier,
             acknowledged: frontier,
             promised: frontier,
-            cuts: VecDeque::new(),
+            cuts: Table::default(),
             held: 0,
             lost: BTreeSet::new(),
             shows_lost: Overlay::default(),
@@ -267,21 +245,21 @@ impl VolumeLog {
     /// The record of this sequence, if it is behind the frontier.
     pub fn record(&self, sequence: u64) -> Option<Logged> {
         let at = sequence.checked_sub(self.frontier + 1)?;
-        self.records.get(at as usize).map(|record| record.logged(self.newest))
+        self.records.get(at as usize).map(Logged::of)
     }
 
     /// What the record of this sequence depends on, if it is behind the frontier.
     pub fn dependency(&self, sequence: u64) -> Option<u64> {
         let there = sequence > self.frontier && sequence <= self.last();
-        let at = self.depend.partition_point(|&(first, _)| first <= sequence);
-        self.depend.get(at.checked_sub(1)?).map(|&(_, on)| on).filter(|_| there)
+        let at = self.depend.below(0, sequence.saturating_add(1));
+        self.depend.column(at.checked_sub(1)?, 1).filter(|_| there)
     }
 
     /// The record of this sequence lies elsewhere in the log, in no batch of the chain: it is durable there.
     pub fn moved(&mut self, sequence: u64, place: u64) {
-        let at = sequence.checked_sub(self.frontier + 1);
-        if let Some(record) = at.and_then(|at| self.records.get_mut(at as usize)) {
-            *record = Record::new(&Logged { place, batch: 0, ..record.logged(self.newest) });
+        if let Some(logged) = self.record(sequence) {
+            let row = Logged { place, batch: 0, ..logged }.row();
+            self.records.set((sequence - self.frontier - 1) as usize, row);
         }
     }
 
@@ -345,11 +323,10 @@ impl VolumeLog {
 
     fn push(&mut self, logged: Logged, dependency: u64) -> u64 {
         self.held += u64::from(logged.room());
-        self.newest = self.newest.max(logged.batch);
-        self.records.push_back(Record::new(&logged));
+        self.records.push(logged.row());
         let last = self.last();
-        if self.depend.back().is_none_or(|&(_, on)| on != dependency) {
-            self.depend.push_back((last, dependency));
+        if self.depend.last().is_none_or(|[_, on]| on != dependency) {
+            self.depend.push([last, dependency]);
         }
         last
     }
@@ -401,7 +378,8 @@ impl VolumeLog {
         // Marks change no bytes.
         let from = (self.frontier..=position).rev().find(|&at| !self.is_mark(at));
         let from = from.unwrap_or(position);
-        from <= self.frontier || self.cuts.iter().any(|cut| (from..=position).contains(cut))
+        let next = self.cuts.column(self.cuts.below(0, from), 0);
+        from <= self.frontier || next.is_some_and(|cut| cut <= position)
     }
 
     fn is_mark(&self, sequence: u64) -> bool {
@@ -416,9 +394,9 @@ impl VolumeLog {
     }
 
     fn cut(&mut self, position: u64) {
-        let at = self.cuts.partition_point(|&cut| cut < position);
-        if position > self.frontier && self.cuts.get(at) != Some(&position) {
-            self.cuts.insert(at, position);
+        let at = self.cuts.below(0, position);
+        if position > self.frontier && self.cuts.column(at, 0) != Some(position) {
+            self.cuts.insert(at, [position]);
         }
     }
 
@@ -427,7 +405,7 @@ impl VolumeLog {
         // Batches rise with the sequence.
         let durable =
             if self.fault.is(Planted::DestagedBeforeDurable) { u64::MAX } else { durable };
-        let n = self.records.partition_point(|r| r.logged(self.newest).batch <= durable);
+        let n = self.records.below(BATCH, durable.saturating_add(1));
         (self.frontier + n as u64).min(self.acknowledged)
     }
 
@@ -487,13 +465,14 @@ impl VolumeLog {
             // All of it: a window that ends early is two, and right as well.
             Order::Ordered(_) => {
                 let ignored = self.fault.is(Planted::DependencyIgnored);
-                let after = self.depend.partition_point(|&(_, on)| on <= self.frontier || ignored);
-                fits.min(self.depend.get(after).map_or(u64::MAX, |&(first, _)| first - 1))
+                let on = if ignored { u64::MAX } else { self.frontier + 1 };
+                let after = self.depend.column(self.depend.below(1, on), 0);
+                fits.min(after.map_or(u64::MAX, |first| first - 1))
             }
             Order::Journaled(_) if self.fault.is(Planted::CutAnywhere) => fits,
             Order::Journaled(_) => {
-                let n = self.cuts.partition_point(|&cut| cut <= fits);
-                let cut = n.checked_sub(1).and_then(|n| self.cuts.get(n)).copied();
+                let n = self.cuts.below(0, fits + 1);
+                let cut = n.checked_sub(1).and_then(|n| self.cuts.column(n, 0));
                 let end = self.over_marks(cut.unwrap_or(self.frontier), fits);
                 match end >= first {
                     true => end,
@@ -507,9 +486,8 @@ impl VolumeLog {
 
     /// Bytes of the records up to the first place where an epoch may end, if they are more than `most`: it never ends there.
     pub fn too_large(&self, most: u64) -> Option<u64> {
-        let cut = self.cuts.iter().find(|cut| **cut > self.frontier)?;
-        let records = self.records.iter().take((cut - self.frontier) as usize);
-        let bytes: u64 = records.map(|record| record.logged(self.newest).len).sum();
+        let cut = self.cuts.column(self.cuts.below(0, self.frontier + 1), 0)?;
+        let bytes: u64 = (0..(cut - self.frontier) as usize).filter_map(|at| self.bytes(at)).sum();
         (bytes > most).then_some(bytes)
     }
 
@@ -521,11 +499,16 @@ impl VolumeLog {
     /// The last position such that the records up to it have at most so many bytes; at least the first.
     fn fits(&self, most: u64) -> u64 {
         let mut bytes = 0;
-        let within = self.records.iter().enumerate().take_while(|(i, record)| {
-            bytes += record.logged(self.newest).len;
-            *i == 0 || bytes <= most
+        let within = (0..self.records.len()).take_while(|&at| {
+            bytes += self.bytes(at).unwrap_or(0);
+            at == 0 || bytes <= most
         });
         self.frontier + within.count() as u64
+    }
+
+    /// Bytes of the record at this place.
+    fn bytes(&self, at: usize) -> Option<u64> {
+        self.records.column(at, LEN).map(|len| len >> 2)
     }
 
     /// What the store is told of a window, in the order of the volume: of each byte the last version [coalesce].
@@ -557,8 +540,7 @@ impl VolumeLog {
         mut each: impl FnMut(u64, Logged),
     ) {
         while self.frontier < position {
-            let Some(record) = self.records.pop_front() else { return };
-            let logged = record.logged(self.newest);
+            let Some(logged) = self.records.pop().map(Logged::of) else { return };
             self.frontier += 1;
             self.held -= u64::from(logged.room());
             overlay.settle(logged.range(), self.frontier);
@@ -567,11 +549,11 @@ impl VolumeLog {
             }
             each(self.frontier, logged);
         }
-        while self.cuts.front().is_some_and(|&cut| cut <= self.frontier) {
-            self.cuts.pop_front();
+        while self.cuts.first().is_some_and(|[cut]| cut <= self.frontier) {
+            self.cuts.pop();
         }
-        while self.depend.get(1).is_some_and(|&(first, _)| first <= self.frontier + 1) {
-            self.depend.pop_front();
+        while self.depend.column(1, 0).is_some_and(|first| first <= self.frontier + 1) {
+            self.depend.pop();
         }
         if self.records.is_empty() {
             self.depend.clear();
@@ -598,7 +580,7 @@ impl VolumeLog {
 
     /// So many records come at once.
     pub fn reserve(&mut self, records: usize) {
-        self.records.reserve_exact(records);
+        self.records.reserve(records);
     }
 
     /// All that was recovered is durable: it counts as promised, whatever it was [startflush].

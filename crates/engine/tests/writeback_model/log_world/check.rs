@@ -36,7 +36,7 @@ impl World {
         let whose = whose.ok_or_else(|| format!("v{v}: {dirty:?} is of no write"))?;
         let zeros = self.writes[whose as usize].kind != Kind::Write;
         match (dirty.holds, lies) {
-            (Holds::Bytes(_), Some(lies)) if !zeros => {
+            (Holds::Bytes, Some(lies)) if !zeros => {
                 let numbers = match lies {
                     Lies::Log(piece) => self.piece(v, piece)?,
                     Lies::Here(kept) => self.kept_in_memory(v, (dirty.at, dirty.len), kept)?,

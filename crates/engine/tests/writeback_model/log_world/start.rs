@@ -66,7 +66,7 @@ impl World {
                     {
                         continue;
                     }
-                    if lies.is_none() && matches!(dirty.holds, Holds::Bytes(_)) {
+                    if lies.is_none() && dirty.holds == Holds::Bytes {
                         // It was parked as lost meanwhile.
                         continue;
                     }

@@ -220,7 +220,7 @@ fn write_all(
         steps += one.len;
         done.extents += u64::from(end != Some(one.at));
         end = Some(one.at + one.len);
-        if !matches!(one.holds, Holds::Bytes(_)) {
+        if one.holds != Holds::Bytes {
             if wish.base.is_some() {
                 zero(file, one.at, one.len).map_err(&say)?;
             }

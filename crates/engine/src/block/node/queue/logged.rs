@@ -320,7 +320,7 @@ impl<H: Host> Queue<H> {
             }
             let stretch = |(dirty, bytes): (Dirty, Option<H::Bytes>)| {
                 let kind = match dirty.holds {
-                    Holds::Bytes(_) | Holds::Unreadable => PartKind::Write,
+                    Holds::Bytes | Holds::Unreadable => PartKind::Write,
                     Holds::Zeros => PartKind::Zero,
                     Holds::Trimmed => PartKind::Trim,
                 };
@@ -451,7 +451,7 @@ impl<H: Host> Queue<H> {
                 Asked::Flush => self.destage_flush(node, now, fx, attachment),
                 Asked::Journal { epoch, last, pieces } => {
                     let lost = |(dirty, lies): &(Dirty, Option<Lies<H::Bytes>>)| {
-                        matches!(dirty.holds, Holds::Bytes(_) | Holds::Unreadable) && lies.is_none()
+                        matches!(dirty.holds, Holds::Bytes | Holds::Unreadable) && lies.is_none()
                     };
                     let failed = pieces.iter().any(lost);
                     let in_log = |lies: &Option<Lies<H::Bytes>>| {
@@ -494,10 +494,10 @@ impl<H: Host> Queue<H> {
         let memory = u32::try_from(dirty.memory()).unwrap_or(u32::MAX);
         let stretch = Destages::Stretch(attachment, memory);
         let kind = match dirty.holds {
-            Holds::Bytes(_) if bytes.is_some() => Some(PartKind::Write),
+            Holds::Bytes if bytes.is_some() => Some(PartKind::Write),
             Holds::Zeros => Some(PartKind::Zero),
             Holds::Trimmed => Some(PartKind::Trim),
-            Holds::Bytes(_) | Holds::Unreadable => None,
+            Holds::Bytes | Holds::Unreadable => None,
         };
         let volume = fx.volume(attachment).filter(|volume| node.state(volume) == State::Served);
         let (Some(kind), Some(volume)) = (kind, volume) else {

@@ -149,8 +149,7 @@ impl<B: Clone> WriteLog<B> {
             volume.pending.push_back(Pending { op: append.op, fua: append.fua });
             sums.extend_from_slice(append.sums.as_slice());
             let has_bytes = matches!(append.kind, Kind::Write | Kind::Mark);
-            let sums = has_bytes.then_some(append.sums);
-            volume.sums.push(record.sequence, sums);
+            volume.sums.push(has_bytes.then_some(&append.sums));
             if let Some(bytes) = append.bytes {
                 let of = (append.attachment, record.sequence);
                 self.kept.keep(placed.number, of, append.len, bytes.clone());

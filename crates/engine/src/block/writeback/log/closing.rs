@@ -142,7 +142,7 @@ impl<B: Clone> Payloads<B> {
 
     /// The bytes of a dirty stretch, if the log has failed and may not have them.
     pub(super) fn of(&self, attachment: u32, log: &VolumeLog, dirty: &Dirty) -> Option<Kept<B>> {
-        if self.failed.is_empty() || !matches!(dirty.holds, Holds::Bytes(_)) {
+        if self.failed.is_empty() || dirty.holds != Holds::Bytes {
             return None;
         }
         let (_, bytes) = self.failed.get(&(attachment, dirty.sequence))?;

@@ -442,9 +442,10 @@ impl<B: Clone> WriteLog<B> {
                 oldest = oldest.min(dirty.sequence);
             }
         });
-        let at = volume.since.partition_point(|&(sequence, _)| sequence <= oldest);
-        let since = volume.since.get(at.checked_sub(1)?)?.1;
-        (bytes > 0).then_some((bytes, since))
+        if bytes == 0 {
+            return None;
+        }
+        Some((bytes, volume.since.of(oldest)?))
     }
 
     /// The dirty stretches of a range, and those that cannot be read: first byte, bytes, and whether they read as zeros.

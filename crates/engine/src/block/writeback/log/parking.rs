@@ -247,6 +247,8 @@ impl<B: Clone> WriteLog<B> {
             records,
             sums,
         );
+        // Nothing is added to segments that are let go.
+        self.parked_before.retain(|&generation, _| self.segments.has_parked(generation));
         self.parked_before.insert(placed.generation, batch.hash);
         let Placed { segment, generation, .. } = placed;
         self.footers.add(Writing { segment, generation, parked: attachment }, batch);
@@ -308,11 +310,10 @@ impl<B: Clone> WriteLog<B> {
                 self.segments.let_go_parked(parking.generation, Some(1));
                 continue;
             };
-            let to = (!lost).then_some(place);
-            volume.overlay.moves(logged.range(), sequence, to);
             volume.log.moved(sequence, place);
-            volume.parked.push_back((sequence, parking.generation));
+            volume.parked.push([sequence, parking.generation]);
             if lost {
+                volume.overlay.lose(logged.range(), sequence);
                 volume.sums.lose(sequence);
             }
             self.segments.let_go(logged.batch);

@@ -51,15 +51,17 @@ impl<B: Clone> WriteLog<B> {
             let sequence = volume.log.recover_unshown(logged, record.dependency);
             let sums = matches!(kind, Kind::Write | Kind::Mark)
                 .then(|| Sums::new(scan.sums(&dirty.entry)));
-            volume.sums.push(sequence, sums);
+            volume.sums.push(sums.as_ref());
             volume.answered_at(sequence, now);
-            volume.parked.extend(dirty.parked.map(|generation| (record.sequence, generation)));
+            if let Some(generation) = dirty.parked {
+                volume.parked.push([record.sequence, generation]);
+            }
             if kind == Kind::Mark {
                 volume.marks.found(record.sequence, volume.log.covers(record.sequence));
                 continue;
             }
             let holds = match logged.holds() {
-                Holds::Bytes(_) if !dirty.entry.readable => {
+                Holds::Bytes if !dirty.entry.readable => {
                     lost.push(sequence);
                     Holds::Unreadable
                 }

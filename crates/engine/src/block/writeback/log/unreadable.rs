@@ -115,7 +115,7 @@ impl<B: Clone> WriteLog<B> {
         volume.unread.remove(&dirty.sequence);
         let Some(logged) = volume.log.record(dirty.sequence) else { return };
         volume.log.lose([dirty.sequence]);
-        volume.overlay.moves(logged.range(), dirty.sequence, None);
+        volume.overlay.lose(logged.range(), dirty.sequence);
         volume.destager.makes_anew();
     }
 
