@@ -313,6 +313,19 @@ impl Site {
     }
 }
 
+/// A journal in a store that is open, for tests.
+///
+/// # Errors
+/// [`JournalError::Small`].
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub fn region_over(
+    backing: Box<dyn Backing>,
+    for_use: Use,
+) -> Result<Box<dyn JournalPlace>, JournalError> {
+    Ok(Box::new(region::RegionPlace::over(backing, for_use, Timeouts::default())?))
+}
+
 /// The journal beside an image.
 pub fn beside(image: &Path) -> PathBuf {
     let mut name = image.as_os_str().to_owned();

@@ -96,6 +96,21 @@ impl RegionPlace {
         Ok(RegionPlace { name, backing, for_use, timeout, way: None, lost: None, first: None })
     }
 
+    /// One in a store that is open.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn over(
+        backing: Box<dyn Backing>,
+        for_use: Use,
+        timeout: Timeouts,
+    ) -> Result<RegionPlace, JournalError> {
+        let name = format!("journal '{}'", backing.uri());
+        let bytes = backing.capabilities().size;
+        if bytes < REGION {
+            return Err(JournalError::Small { place: name, bytes, needed: REGION });
+        }
+        Ok(RegionPlace { name, backing, for_use, timeout, way: None, lost: None, first: None })
+    }
+
     fn failed(&self, reason: impl ToString) -> JournalError {
         JournalError::Failed { place: self.name.clone(), reason: reason.to_string() }
     }

@@ -19,6 +19,7 @@ use larder_engine::block::PartKind;
 use larder_engine::block::node::calls::{Message, OP_BITS, send};
 use larder_engine::block::node::logged::JournalPart;
 use larder_engine::block::node::queue::Node as _;
+use larder_engine::block::writeback::{Fault, Planted, holder};
 use larder_format::Uuid;
 use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
@@ -89,7 +90,7 @@ pub struct Laid {
 }
 
 /// What an epoch is called: its number, its last record, when that was written, and the last mark at or before it.
-type Named = (u64, u64, u64, Option<String>);
+pub(super) type Named = (u64, u64, u64, Option<String>);
 
 /// What a journal has for a store.
 #[derive(Debug)]
@@ -136,6 +137,7 @@ enum Found {
 pub struct Journal {
     place: Box<dyn JournalPlace>,
     head: Option<Box<Marker>>,
+    fault: Fault,
 }
 
 impl std::fmt::Debug for Journal {
@@ -155,15 +157,23 @@ impl Journal {
         for_use: Use,
         timeout: Timeouts,
     ) -> Result<Journal, JournalError> {
-        Journal::over(site.open(for_use, timeout)?, volume)
+        Journal::over(site.open(for_use, timeout)?, volume, Fault::default())
     }
 
-    /// The same at a place that is open.
+    /// The same at a place that is open. What is there is durable first [jflush].
     ///
     /// # Errors
     /// As [`Journal::open`].
-    pub fn over(mut place: Box<dyn JournalPlace>, volume: Uuid) -> Result<Journal, JournalError> {
-        let head = match place.head()? {
+    pub fn over(
+        mut place: Box<dyn JournalPlace>,
+        volume: Uuid,
+        fault: Fault,
+    ) -> Result<Journal, JournalError> {
+        let head = match fault.is(Planted::JournalReadUnflushed) {
+            false => place.head()?,
+            true => place.look()?,
+        };
+        let head = match head {
             Head::None => None,
             Head::Of(head) if head.volume == volume => Some(head),
             Head::Of(head) => {
@@ -180,14 +190,18 @@ impl Journal {
                 });
             }
         };
-        Ok(Journal { place, head })
+        Ok(Journal { place, head, fault })
     }
 
     /// The same at a place that was lost while it was used as `head` says: what is damaged there is written over.
-    fn again(mut place: Box<dyn JournalPlace>, head: &Marker) -> Result<Journal, JournalError> {
+    fn again(
+        mut place: Box<dyn JournalPlace>,
+        head: &Marker,
+        fault: Fault,
+    ) -> Result<Journal, JournalError> {
         match place.head()? {
-            Head::Damaged => Ok(Journal { place, head: None }),
-            _ => Journal::over(place, head.volume),
+            Head::Damaged => Ok(Journal { place, head: None, fault }),
+            _ => Journal::over(place, head.volume, fault),
         }
     }
 
@@ -202,6 +216,7 @@ impl Journal {
     /// # Errors
     /// [`JournalError`].
     pub fn claim(&mut self, marker: &Marker, doubt: Option<u64>) -> Result<(), JournalError> {
+        let doubt = doubt.filter(|_| !self.fault.is(Planted::DoubtForgotten));
         let is_mine =
             |head: &Marker| (head.cache, head.generation) == (marker.cache, marker.generation);
         if doubt.is_none() && self.head.as_deref().is_some_and(is_mine) {
@@ -294,14 +309,16 @@ impl Journal {
         let Some(encoded) = read else { return torn };
         let Ok(descriptors) = Descriptors::decode(&encoded, of.volume) else { return torn };
         let same = descriptors.epoch == commit.epoch && descriptors.generation == of.generation;
-        if !same || !commit.covers(&encoded) {
+        let believes = self.fault.is(Planted::EpochSumsIgnored);
+        if !same || !(commit.covers(&encoded) || believes) {
             return torn;
         }
         let data = DESCRIPTORS_AT + encoded.len() as u64;
         for entry in descriptors.entries() {
             let len = (entry.data.end - entry.data.start) as usize;
             let bytes = self.place.read(part, data + entry.data.start, len)?;
-            if bytes.is_none_or(|bytes| pieces::check(entry.sums, 0, &bytes).is_err()) {
+            let holds = |bytes: &Vec<u8>| pieces::check(entry.sums, 0, bytes).is_ok() || believes;
+            if !bytes.as_ref().is_some_and(holds) {
                 return torn;
             }
         }
@@ -334,6 +351,7 @@ impl Journal {
         let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
         let doubtful = doubtful.map_or(0, |head| head.applied.saturating_add(1));
         let torn = match () {
+            () if self.fault.is(Planted::TornJournalBelieved) => None,
             () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
             () if !mine => Some("it is that of an earlier attachment"),
             () if begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole)) => {
@@ -420,7 +438,9 @@ impl Journal {
                 done += len;
             }
         }
-        ask(&mut session, Op::Flush)?;
+        if !self.fault.is(Planted::ReplayNotFlushed) {
+            ask(&mut session, Op::Flush)?;
+        }
         let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
         Ok(Some(Applied { epoch, last, time, mark }))
     }
@@ -434,6 +454,70 @@ impl Journal {
     }
 }
 
+/// The journal of a volume that comes, and what is known of it.
+#[derive(Default)]
+pub(super) struct Coming {
+    /// Open, if it has one and that was reached.
+    pub(super) journal: Option<Journal>,
+    /// The volume was journaled when it was last written.
+    pub(super) journaled: bool,
+    /// It is torn: the store is whole again behind that epoch.
+    pub(super) doubt: Option<u64>,
+}
+
+impl Coming {
+    /// What is whole in it is applied to the store, durably. Returns that for the volume's holder, and the last mark that the store has with it. Nothing
+    /// where there is no journal.
+    ///
+    /// # Errors
+    /// As [`Journal::apply`].
+    pub(super) fn replay(
+        &mut self,
+        of: Of,
+        store: &dyn Backing,
+    ) -> Result<(Option<holder::Applied>, Option<String>), String> {
+        let Some(journal) = &mut self.journal else { return Ok((None, None)) };
+        // One that was in another order has nothing in it.
+        let taken = match self.journaled {
+            true => journal.take_over(of, store)?,
+            false => Taken::default(),
+        };
+        let Taken { applied, last: epoch, doubt } = taken;
+        self.doubt = doubt;
+        let last = applied.as_ref().map_or(0, |applied| applied.last);
+        let last = if journal.fault.is(Planted::EpochLastIgnored) { 0 } else { last };
+        let mark = applied.and_then(|applied| applied.mark);
+        Ok((Some(holder::Applied { epoch, last }), mark))
+    }
+
+    /// It is that of the attachment of `marker`, if there is one. (Nothing speaks of it before: one that is not this attachment's is a lost one.)
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub(super) fn claim(&mut self, marker: &Marker) -> Result<(), JournalError> {
+        let doubt = self.doubt;
+        self.journal.as_mut().map_or(Ok(()), |journal| journal.claim(marker, doubt))
+    }
+
+    /// The same, and then a marker is written that speaks of it.
+    ///
+    /// # Errors
+    /// That of the journal, or else of the marker.
+    pub(super) fn mark<E>(
+        &mut self,
+        marker: &Marker,
+        write: impl FnOnce(&Marker) -> Result<(), E>,
+    ) -> Result<Result<(), E>, JournalError> {
+        let late = |journal: &Journal| journal.fault.is(Planted::JournalClaimedLate);
+        if self.journal.as_ref().is_some_and(late) {
+            let written = write(marker);
+            return self.claim(marker).map(|()| written);
+        }
+        self.claim(marker)?;
+        Ok(write(marker))
+    }
+}
+
 fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
     session.submit(0, op);
     let done = session.next(PATIENCE, || false).ok_or("the store does not answer")?;
@@ -442,7 +526,7 @@ fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
 }
 
 /// What a journal's thread is asked for.
-enum Work {
+pub(super) enum Work {
     Write(Named, Vec<JournalPart<Payload>>),
     Flush,
     /// It is to be looked whether it is still there; nothing is on its way if that is said.
@@ -484,13 +568,9 @@ impl Journaling {
         let (work, asked) = channel();
         journal.place.rest();
         let trouble = Arc::<Mutex<Troubles>>::default();
-        let mut kept = Kept {
-            of,
-            site,
-            head: journal.head.clone(),
-            journal: Some(journal),
-            trouble: trouble.clone(),
-        };
+        let opens = site
+            .map(|site| -> Opens { Box::new(move || site.open(Use::Make, Timeouts::default())) });
+        let mut kept = Kept::new(of, opens, journal, trouble.clone());
         let thread = std::thread::Builder::new()
             .name("block-journal".into())
             .spawn(move || run(&core, attachment, &mut kept, &asked))?;
@@ -542,10 +622,13 @@ impl Core {
     }
 }
 
+/// Opens a journal's place anew, to be written.
+pub(super) type Opens = Box<dyn FnMut() -> Result<Box<dyn JournalPlace>, JournalError> + Send>;
+
 /// A journal that is written, and is to be where its name leads to.
-struct Kept {
+pub(super) struct Kept {
     of: Of,
-    site: Option<Site>,
+    opens: Option<Opens>,
     head: Option<Box<Marker>>,
     /// Open; if not, it could not be made anew.
     journal: Option<Journal>,
@@ -560,6 +643,16 @@ enum Look {
 }
 
 impl Kept {
+    /// One that was claimed. `opens`: it is made anew where it is lost.
+    pub(super) fn new(
+        of: Of,
+        opens: Option<Opens>,
+        journal: Journal,
+        trouble: Arc<Mutex<Troubles>>,
+    ) -> Kept {
+        Kept { of, opens, head: journal.head.clone(), journal: Some(journal), trouble }
+    }
+
     fn look(&mut self) -> Result<Look, JournalError> {
         let Some(journal) = &mut self.journal else { return Ok(Look::Lost("was removed")) };
         let of = self.of;
@@ -591,11 +684,10 @@ impl Kept {
     /// It is there, made anew if it was not. `doubt`: the store may be between two epochs until one behind that is whole.
     fn keep(&mut self, now: Nanos, doubt: Option<u64>) -> Result<(), JournalError> {
         let Look::Lost(how) = self.look()? else { return Ok(()) };
-        let (Some(site), Some(head)) = (&self.site, &self.head) else { return Ok(()) };
+        let (Some(opens), Some(head)) = (&mut self.opens, &self.head) else { return Ok(()) };
         // What is open has its lock.
-        self.journal = None;
-        let place = site.open(Use::Make, Timeouts::default())?;
-        let mut journal = Journal::again(place, head)?;
+        let fault = self.journal.take().map(|journal| journal.fault).unwrap_or_default();
+        let mut journal = Journal::again(opens()?, head, fault)?;
         journal.claim(head, doubt)?;
         journal.place.rest();
         let what = format!(
@@ -608,7 +700,7 @@ impl Kept {
         Ok(())
     }
 
-    fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
+    pub(super) fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
         match work {
             Work::Write(named, parts) => {
                 // Of the epoch before, or of this one, which is written once more, all may be on its way.
