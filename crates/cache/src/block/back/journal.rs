@@ -128,6 +128,8 @@ struct Whole {
 enum Found {
     /// None that counts.
     Nothing,
+    /// One of a later attachment of the same cache.
+    Later,
     Whole(Box<Whole>),
     /// One of that number, if it says so, and it is not whole.
     Torn(Option<u64>),
@@ -301,6 +303,9 @@ impl Journal {
             Err(Torn::Volume { .. }) => return Ok(Found::Nothing),
             Err(_) => return Ok(Found::Torn(None)),
         };
+        if commit.cache == of.cache && commit.generation > of.generation {
+            return Ok(Found::Later);
+        }
         if commit.cache != of.cache || commit.generation != of.generation {
             return Ok(Found::Nothing);
         }
@@ -330,14 +335,12 @@ impl Journal {
     /// # Errors
     /// [`JournalError`] when it cannot be read.
     pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
-        let mine = self
-            .head
-            .as_ref()
-            .is_some_and(|head| (head.cache, head.generation) == (of.cache, of.generation));
         let (mut whole, mut begun): (Option<Whole>, Vec<Option<u64>>) = (None, Vec::new());
+        let mut later = false;
         for part in self.place.parts()? {
             match self.part(of, part)? {
                 Found::Nothing => {}
+                Found::Later => later = true,
                 Found::Torn(epoch) => begun.push(epoch),
                 Found::Whole(found) => {
                     if whole.as_ref().is_none_or(|w| w.commit.epoch < found.commit.epoch) {
@@ -346,6 +349,11 @@ impl Journal {
                 }
             }
         }
+        // A take-up that was cut short has replayed it before it said that it is the next attachment's.
+        let mine = self.head.as_ref().is_some_and(|head| {
+            let next = head.generation == of.generation.saturating_add(1) && !later;
+            head.cache == of.cache && (head.generation == of.generation || next)
+        });
         // (Epochs begin with 1.)
         let is_whole = whole.as_ref().map_or(0, |whole| whole.commit.epoch);
         let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
