@@ -206,8 +206,17 @@ impl Region for RegionPlace {
 
 impl RegionPlace {
     fn read_head(&mut self) -> Result<Head, JournalError> {
-        let bytes = self.read_at(0, 2 * COPY_BYTES)?;
-        let copies = [bytes[..COPY_BYTES].to_vec(), bytes[COPY_BYTES..].to_vec()];
+        let copies = [self.read_at(0, COPY_BYTES), self.read_at(COPY_BYTES as u64, COPY_BYTES)];
+        // One that cannot be read is as one that is torn, beside one that can.
+        let torn = || {
+            let mut torn = vec![0; COPY_BYTES];
+            torn[..marker::MAGIC.len()].copy_from_slice(&marker::MAGIC);
+            torn
+        };
+        let copies = match copies {
+            [Err(why), Err(_)] => return Err(why),
+            [a, b] => [a.unwrap_or_else(|_| torn()), b.unwrap_or_else(|_| torn())],
+        };
         self.first = None;
         if region::is_nothing(&copies) {
             return Ok(Head::None);

@@ -20,13 +20,13 @@ use larder_engine::block::node::calls::{Message, OP_BITS, send};
 use larder_engine::block::node::logged::JournalPart;
 use larder_engine::block::node::queue::Node as _;
 use larder_engine::block::writeback::{Fault, Planted, holder};
-use larder_format::Uuid;
 use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
     JournalExtent, Size,
 };
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::write_log::pieces;
+use larder_format::{PAGE_SIZE, Uuid};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::journal::{EpochName, Head, JournalError, JournalPlace, Part, Site, Use};
 use larder_volume::op::{Op, Outcome};
@@ -95,7 +95,7 @@ pub(super) type Named = (u64, u64, u64, Option<String>);
 /// What a journal has for a store.
 #[derive(Debug)]
 pub struct Read {
-    /// The last epoch that is whole.
+    /// The last epoch that is whole, unless the store may have one behind it.
     whole: Option<Whole>,
     /// The last epoch that was begun.
     last: u64,
@@ -238,12 +238,19 @@ impl Journal {
         Ok(())
     }
 
-    /// A start with the cache that has written it: what is whole is applied. What is not is in the log, and comes once more.
+    /// A start with the cache that has written it: what is whole is applied, unless the cache knows that the store has all up to its end (`frontier`).
+    /// What is not is in the log, and comes once more.
     ///
     /// # Errors
     /// As [`Journal::apply`].
-    pub(super) fn take_over(&mut self, of: Of, store: &dyn Backing) -> Result<Taken, String> {
-        let read = self.read(of).map_err(|e| e.to_string())?;
+    pub(super) fn take_over(
+        &mut self,
+        of: Of,
+        store: &dyn Backing,
+        frontier: u64,
+    ) -> Result<Taken, String> {
+        let mut read = self.read(of).map_err(|e| e.to_string())?;
+        read.whole.take_if(|whole| whole.commit.last < frontier);
         let applied = self.apply_read(&read, store)?;
         if let Some(why) = read.torn {
             tracing::warn!("{}: {why}; the cache has all of it still", self.describe());
@@ -291,27 +298,27 @@ impl Journal {
         self.place.write(EpochName { generation, epoch }, &commit.encode(), &body)
     }
 
-    /// What a part has for `of`.
-    fn part(&mut self, of: Of, part: Part) -> Result<Found, JournalError> {
-        let Some(bytes) = self.place.read(part, COMMIT_AT, COMMIT_BYTES)? else {
-            return Ok(Found::Torn(None));
+    /// What a part has for `of`. One that cannot be read is as one that is damaged.
+    fn part(&mut self, of: Of, part: Part) -> Found {
+        let Ok(Some(bytes)) = self.place.read(part, COMMIT_AT, COMMIT_BYTES) else {
+            return self.uncommitted(of, part);
         };
         let commit = match Commit::decode(&bytes, of.volume) {
             Ok(commit) => commit,
-            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return Ok(Found::Nothing),
+            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return Found::Nothing,
             // From before the place was this volume's.
-            Err(Torn::Volume { .. }) => return Ok(Found::Nothing),
-            Err(_) => return Ok(Found::Torn(None)),
+            Err(Torn::Volume { .. }) => return Found::Nothing,
+            Err(_) => return self.uncommitted(of, part),
         };
         if commit.cache == of.cache && commit.generation > of.generation {
-            return Ok(Found::Later);
+            return Found::Later;
         }
         if commit.cache != of.cache || commit.generation != of.generation {
-            return Ok(Found::Nothing);
+            return Found::Nothing;
         }
-        let torn = Ok(Found::Torn(Some(commit.epoch)));
-        let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize)?;
-        let Some(encoded) = read else { return torn };
+        let torn = Found::Torn(Some(commit.epoch));
+        let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize);
+        let Ok(Some(encoded)) = read else { return torn };
         let Ok(descriptors) = Descriptors::decode(&encoded, of.volume) else { return torn };
         let same = descriptors.epoch == commit.epoch && descriptors.generation == of.generation;
         let believes = self.fault.is(Planted::EpochSumsIgnored);
@@ -321,13 +328,32 @@ impl Journal {
         let data = DESCRIPTORS_AT + encoded.len() as u64;
         for entry in descriptors.entries() {
             let len = (entry.data.end - entry.data.start) as usize;
-            let bytes = self.place.read(part, data + entry.data.start, len)?;
+            let bytes = self.place.read(part, data + entry.data.start, len);
             let holds = |bytes: &Vec<u8>| pieces::check(entry.sums, 0, bytes).is_ok() || believes;
-            if !bytes.as_ref().is_some_and(holds) {
+            if !bytes.is_ok_and(|bytes| bytes.as_ref().is_some_and(holds)) {
                 return torn;
             }
         }
-        Ok(Found::Whole(Box::new(Whole { commit, descriptors, part, data })))
+        Found::Whole(Box::new(Whole { commit, descriptors, part, data }))
+    }
+
+    /// A part whose commit is damaged: its descriptors may say which epoch it has. (If they are of one before it, the epoch that was committed behind
+    /// them is not durable, and nothing of it is in the store.)
+    fn uncommitted(&mut self, of: Of, part: Part) -> Found {
+        let mut len = PAGE_SIZE;
+        loop {
+            let Ok(Some(bytes)) = self.place.read(part, DESCRIPTORS_AT, len) else { break };
+            match Descriptors::decode(&bytes, of.volume) {
+                Ok(found) if (found.cache, found.generation) == (of.cache, of.generation) => {
+                    return Found::Torn(Some(found.epoch));
+                }
+                Err(Torn::Short { need, .. }) if need > len as u64 && need <= self.place.most() => {
+                    len = need as usize;
+                }
+                _ => break,
+            }
+        }
+        Found::Torn(None)
     }
 
     /// What it has for the store of `of`.
@@ -338,7 +364,7 @@ impl Journal {
         let (mut whole, mut begun): (Option<Whole>, Vec<Option<u64>>) = (None, Vec::new());
         let mut later = false;
         for part in self.place.parts()? {
-            match self.part(of, part)? {
+            match self.part(of, part) {
                 Found::Nothing => {}
                 Found::Later => later = true,
                 Found::Torn(epoch) => begun.push(epoch),
@@ -358,19 +384,20 @@ impl Journal {
         let is_whole = whole.as_ref().map_or(0, |whole| whole.commit.epoch);
         let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
         let doubtful = doubtful.map_or(0, |head| head.applied.saturating_add(1));
+        let cut_short = begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole));
         let torn = match () {
             () if self.fault.is(Planted::TornJournalBelieved) => None,
             () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
             () if !mine => Some("it is that of an earlier attachment"),
-            () if begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole)) => {
-                Some("an epoch in it is damaged or was cut short")
-            }
+            () if cut_short => Some("an epoch in it is damaged or was cut short"),
             () if is_whole < doubtful => {
                 Some("it was damaged before, and no epoch has come to it since")
             }
             () => None,
         };
         let last = begun.into_iter().flatten().max().unwrap_or(0).max(is_whole);
+        // The store has had all of an epoch before the next was begun, and may have that: nothing older is put over it.
+        let whole = whole.filter(|_| !cut_short && is_whole >= doubtful);
         Ok(Read { whole, last: last.max(doubtful.saturating_sub(1)), torn })
     }
 
@@ -474,7 +501,7 @@ pub(super) struct Coming {
 }
 
 impl Coming {
-    /// What is whole in it is applied to the store, durably. Returns that for the volume's holder, and the last mark that the store has with it. Nothing
+    /// What is whole in it is applied to the store, durably; that the store has all up to `frontier` is known. Returns that for the volume's holder, and the last mark that the store has with it. Nothing
     /// where there is no journal.
     ///
     /// # Errors
@@ -483,11 +510,12 @@ impl Coming {
         &mut self,
         of: Of,
         store: &dyn Backing,
+        frontier: u64,
     ) -> Result<(Option<holder::Applied>, Option<String>), String> {
         let Some(journal) = &mut self.journal else { return Ok((None, None)) };
         // One that was in another order has nothing in it.
         let taken = match self.journaled {
-            true => journal.take_over(of, store)?,
+            true => journal.take_over(of, store, frontier)?,
             false => Taken::default(),
         };
         let Taken { applied, last: epoch, doubt } = taken;

@@ -209,7 +209,7 @@ impl<'a> Way<'a> {
                 self.still_ours()?;
             }
             Step::Replay(generation) => {
-                let applied = self.replay(&holder.state(), generation)?;
+                let applied = self.replay(holder, generation)?;
                 holder.replayed(applied);
                 return Ok(());
             }
@@ -333,11 +333,12 @@ impl<'a> Way<'a> {
         waited
     }
 
-    fn replay(&mut self, state: &WrittenBack, generation: u64) -> Result<Option<Applied>, NotDone> {
+    fn replay(&mut self, holder: &Holder, generation: u64) -> Result<Option<Applied>, NotDone> {
+        let (state, frontier) = (holder.state(), holder.frontier());
         let Which::Comes(begins) = &mut self.which else { return Ok(None) };
         begins.open_journal(self.volume, state.volume)?;
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
-        let replayed = begins.journal.replay(of, self.volume.volume().backing());
+        let replayed = begins.journal.replay(of, self.volume.volume().backing(), frontier);
         let (applied, mark) =
             replayed.map_err(|reason| NotDone::Failed(volume_error(&self.volume.name, reason)))?;
         if let Some(mark) = mark {

@@ -170,7 +170,8 @@ impl World {
             Step::DropLines => self.slots.clear(),
             Step::Replay(generation) => {
                 let store = self.store.clone();
-                let (applied, _) = coming.replay(of(generation), &store).map_err(failed)?;
+                let (applied, _) =
+                    coming.replay(of(generation), &store, holder.frontier()).map_err(failed)?;
                 self.say(|| format!("start: replayed {applied:?}"));
                 self.counts.replayed += u64::from(applied.is_some_and(|applied| applied.last > 0));
                 holder.replayed(applied);

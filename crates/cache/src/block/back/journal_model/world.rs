@@ -580,6 +580,7 @@ impl World {
         self.log.truncate(n);
         self.log.iter_mut().for_each(|write| write.state = 2);
         self.noted = self.noted.min(n as u64);
+        (self.promised, self.acknowledged) = (n as u64, n as u64);
         self.cuts.retain(|&cut| cut <= n as u64);
         self.ends.retain(|&end| end <= n as u64);
         Ok(())
