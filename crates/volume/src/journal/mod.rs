@@ -193,6 +193,13 @@ pub trait JournalPlace: Send {
     /// [`JournalError`]. `Ok(None)`: it is shorter.
     fn read(&mut self, part: Part, at: u64, len: usize) -> Result<Option<Vec<u8>>, JournalError>;
 
+    /// The first bytes of a part, from the commit on, are durable, whatever became of a flush before: where they may be in a cache alone, whose flush has
+    /// failed, they are written once more.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    fn renew(&mut self, part: Part, bytes: u64) -> Result<(), JournalError>;
+
     /// No part holds an epoch any more. The head stays.
     ///
     /// # Errors

@@ -306,6 +306,18 @@ impl JournalPlace for RegionPlace {
         self.read_at(part.0 as u64 * PART + at, len).map(Some)
     }
 
+    fn renew(&mut self, part: Part, bytes: u64) -> Result<(), JournalError> {
+        let start = part.0 as u64 * PART;
+        let mut at = COMMIT_AT;
+        while at < bytes.min(PART) {
+            let len = (bytes.min(PART) - at).min(PIECE as u64).next_multiple_of(UNIT as u64);
+            let piece = self.read_at(start + at, len as usize)?;
+            self.write_at(start + at, &piece)?;
+            at += len;
+        }
+        self.flush()
+    }
+
     fn empty(&mut self) -> Result<(), JournalError> {
         for start in [0, PART] {
             self.write_at(start + COMMIT_AT, &[0; COMMIT_BYTES])?;

@@ -172,7 +172,17 @@ impl World {
                 let store = self.store.clone();
                 let (applied, _) =
                     coming.replay(of(generation), &store, holder.frontier()).map_err(failed)?;
-                self.say(|| format!("start: replayed {applied:?}"));
+                self.say(|| format!("start: replayed {applied:?}, doubt {:?}", coming.doubt));
+                if self.power.is_off() {
+                    return Err(failed("no power"));
+                }
+                if coming.doubt.is_some() && self.journal.is_failing() {
+                    // What could not be read counts as damaged.
+                    self.rotten = self.rotten.max(2);
+                } else if coming.doubt.is_some() && !self.unsure && self.rotten == 0 {
+                    let read = coming.journal.as_mut().map(|journal| journal.read(of(generation)));
+                    return Err(NotDone::Wrong(format!("a start finds it torn: {read:?}")));
+                }
                 self.counts.replayed += u64::from(applied.is_some_and(|applied| applied.last > 0));
                 holder.replayed(applied);
                 return Ok(());
