@@ -103,6 +103,14 @@ pub struct Read {
     pub torn: Option<&'static str>,
 }
 
+/// The store may be between two epochs, until one behind `epoch` is whole that has all up to `last`: a shorter one leaves what the store may have
+/// behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Doubt {
+    pub(super) epoch: u64,
+    pub(super) last: u64,
+}
+
 /// What a start has taken over of a journal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Taken {
@@ -110,8 +118,8 @@ pub(super) struct Taken {
     pub(super) applied: Option<Applied>,
     /// The last epoch that was begun.
     pub(super) last: u64,
-    /// Behind which epoch the store is whole again, if it may not be.
-    pub(super) doubt: Option<u64>,
+    /// When the store is whole again, if it may not be.
+    pub(super) doubt: Option<Doubt>,
 }
 
 /// An epoch that is whole.
@@ -212,12 +220,16 @@ impl Journal {
         self.place.describe()
     }
 
-    /// It is that of this attachment from now on, durably. `marker` is what the volume's marker says or will say. `doubt`: the store may be
-    /// between two epochs until an epoch behind that one is whole.
+    /// It is that of this attachment from now on, durably. `marker` is what the volume's marker says or will say. `doubt`: when the store is
+    /// whole, if it may not be.
     ///
     /// # Errors
     /// [`JournalError`].
-    pub fn claim(&mut self, marker: &Marker, doubt: Option<u64>) -> Result<(), JournalError> {
+    pub(super) fn claim(
+        &mut self,
+        marker: &Marker,
+        doubt: Option<Doubt>,
+    ) -> Result<(), JournalError> {
         let doubt = doubt.filter(|_| !self.fault.is(Planted::DoubtForgotten));
         // One that says so already may be in a cache alone from which no flush takes it to the disk any more: it is written all the same.
         let number = self.head.as_ref().map_or(1, |head| head.number.saturating_add(1));
@@ -225,7 +237,8 @@ impl Journal {
             number,
             state: if doubt.is_some() { DOUBTFUL } else { MarkerState::Dirty },
             order: MarkerOrder::Journaled,
-            applied: doubt.unwrap_or(0),
+            applied: doubt.map_or(0, |doubt| doubt.epoch),
+            frontier: doubt.map_or(marker.frontier, |doubt| doubt.last),
             mark: None,
             ..marker.clone()
         };
@@ -234,7 +247,8 @@ impl Journal {
         Ok(())
     }
 
-    /// A start with the cache that has written it: what is whole is applied, unless the cache knows that the store has all up to its end (`frontier`).
+    /// A start with the cache that has written it: what is whole is applied, unless the cache knows that the store has all up to its end (`frontier`). Its log
+    /// goes up to `logged`.
     /// What is not is in the log, and comes once more.
     ///
     /// # Errors
@@ -243,7 +257,7 @@ impl Journal {
         &mut self,
         of: Of,
         store: &dyn Backing,
-        frontier: u64,
+        (frontier, logged): (u64, u64),
     ) -> Result<Taken, String> {
         let mut read = self.read(of).map_err(|e| e.to_string())?;
         read.whole.take_if(|whole| whole.commit.last < frontier);
@@ -252,7 +266,8 @@ impl Journal {
             tracing::warn!("{}: {why}; the cache has all of it still", self.describe());
         }
         // Of the last one itself all that there is may be found later.
-        let doubt = read.torn.map(|_| read.last.saturating_sub(1));
+        let epoch = read.last.saturating_sub(1);
+        let doubt = read.torn.map(|_| Doubt { epoch, last: logged });
         Ok(Taken { applied, last: read.last, doubt })
     }
 
@@ -381,21 +396,24 @@ impl Journal {
         // (Epochs begin with 1.)
         let is_whole = whole.as_ref().map_or(0, |whole| whole.commit.epoch);
         let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
-        let doubtful = doubtful.map_or(0, |head| head.applied.saturating_add(1));
+        let (doubtful, all) =
+            doubtful.map_or((0, 0), |head| (head.applied.saturating_add(1), head.frontier));
+        let last = whole.as_ref().map_or(0, |whole| whole.commit.last);
+        let doubtful_still = is_whole < doubtful || last < all;
         let cut_short = begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole));
         let torn = match () {
             () if self.fault.is(Planted::TornJournalBelieved) => None,
             () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
             () if !mine => Some("it is that of an earlier attachment"),
             () if cut_short => Some("an epoch in it is damaged or was cut short"),
-            () if is_whole < doubtful => {
-                Some("it was damaged before, and no epoch has come to it since")
-            }
+            () if doubtful_still => Some(
+                "it was damaged before, and no epoch has come to it since that makes up for it",
+            ),
             () => None,
         };
         let last = begun.into_iter().flatten().max().unwrap_or(0).max(is_whole);
         // The store has had all of an epoch before the next was begun, and may have that: nothing older is put over it.
-        let whole = whole.filter(|_| !cut_short && is_whole >= doubtful);
+        let whole = whole.filter(|_| !cut_short && !doubtful_still);
         Ok(Read { whole, last: last.max(doubtful), torn })
     }
 
@@ -498,12 +516,13 @@ pub(super) struct Coming {
     pub(super) journal: Option<Journal>,
     /// The volume was journaled when it was last written.
     pub(super) journaled: bool,
-    /// It is torn: the store is whole again behind that epoch.
-    pub(super) doubt: Option<u64>,
+    /// It is torn: when the store is whole again.
+    pub(super) doubt: Option<Doubt>,
 }
 
 impl Coming {
-    /// What is whole in it is applied to the store, durably; that the store has all up to `frontier` is known. Returns that for the volume's holder, and the last mark that the store has with it. Nothing
+    /// What is whole in it is applied to the store, durably. `positions`: what the store is known to have, and the last that the log has.
+    /// Returns that for the volume's holder, and the last mark that the store has with it. Nothing
     /// where there is no journal.
     ///
     /// # Errors
@@ -512,12 +531,12 @@ impl Coming {
         &mut self,
         of: Of,
         store: &dyn Backing,
-        frontier: u64,
+        positions: (u64, u64),
     ) -> Result<(Option<holder::Applied>, Option<String>), String> {
         let Some(journal) = &mut self.journal else { return Ok((None, None)) };
         // One that was in another order has nothing in it.
         let taken = match self.journaled {
-            true => journal.take_over(of, store, frontier)?,
+            true => journal.take_over(of, store, positions)?,
             false => Taken::default(),
         };
         let Taken { applied, last: epoch, doubt } = taken;
@@ -719,8 +738,8 @@ impl Kept {
         }
     }
 
-    /// It is there, made anew if it was not. `doubt`: the store may be between two epochs until one behind that is whole.
-    fn keep(&mut self, now: Nanos, doubt: Option<u64>) -> Result<(), JournalError> {
+    /// It is there, made anew if it was not. `doubt`: when the store is whole, if it may not be.
+    fn keep(&mut self, now: Nanos, doubt: Option<Doubt>) -> Result<(), JournalError> {
         let Look::Lost(how) = self.look()? else { return Ok(()) };
         let (Some(opens), Some(head)) = (&mut self.opens, &self.head) else { return Ok(()) };
         // What is open has its lock.
@@ -742,7 +761,8 @@ impl Kept {
         match work {
             Work::Write(named, parts) => {
                 // Of the epoch before, or of this one, which is written once more, all may be on its way.
-                self.keep(now, Some(named.0.saturating_sub(1)))?;
+                let doubt = Doubt { epoch: named.0.saturating_sub(1), last: named.1 };
+                self.keep(now, Some(doubt))?;
                 self.journal.as_mut().map_or(Ok(()), |j| j.write(self.of, named, &parts))
             }
             Work::Flush => {

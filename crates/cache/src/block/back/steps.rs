@@ -334,11 +334,11 @@ impl<'a> Way<'a> {
     }
 
     fn replay(&mut self, holder: &Holder, generation: u64) -> Result<Option<Applied>, NotDone> {
-        let (state, frontier) = (holder.state(), holder.frontier());
+        let (state, positions) = (holder.state(), (holder.frontier(), holder.recovered().0));
         let Which::Comes(begins) = &mut self.which else { return Ok(None) };
         begins.open_journal(self.volume, state.volume)?;
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
-        let replayed = begins.journal.replay(of, self.volume.volume().backing(), frontier);
+        let replayed = begins.journal.replay(of, self.volume.volume().backing(), positions);
         let (applied, mark) =
             replayed.map_err(|reason| NotDone::Failed(volume_error(&self.volume.name, reason)))?;
         if let Some(mark) = mark {

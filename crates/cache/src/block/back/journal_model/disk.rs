@@ -200,6 +200,18 @@ impl Disk {
         true
     }
 
+    /// A sector cannot be read until it is written.
+    pub(super) fn spoils(&self, at: u64) {
+        locked(&self.inner).bad.insert(at / SECTOR);
+    }
+
+    /// All that it has is seen, and is not on the disk: a flush has failed.
+    pub(super) fn forgets(&self) {
+        let mut inner = locked(&self.inner);
+        let all = std::mem::take(&mut inner.durable);
+        inner.forgotten.extend(all);
+    }
+
     /// All of a range is zeros, durably.
     pub(super) fn wipe(&self, range: std::ops::Range<u64>) {
         let mut inner = locked(&self.inner);

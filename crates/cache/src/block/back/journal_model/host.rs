@@ -170,8 +170,9 @@ impl World {
             Step::DropLines => self.slots.clear(),
             Step::Replay(generation) => {
                 let store = self.store.clone();
-                let (applied, _) =
-                    coming.replay(of(generation), &store, holder.frontier()).map_err(failed)?;
+                let (applied, _) = coming
+                    .replay(of(generation), &store, (holder.frontier(), holder.recovered().0))
+                    .map_err(failed)?;
                 self.say(|| format!("start: replayed {applied:?}, doubt {:?}", coming.doubt));
                 if self.power.is_off() {
                     return Err(failed("no power"));
@@ -181,7 +182,10 @@ impl World {
                     self.rotten = self.rotten.max(2);
                 } else if coming.doubt.is_some() && !self.unsure && self.rotten == 0 {
                     let read = coming.journal.as_mut().map(|journal| journal.read(of(generation)));
-                    return Err(NotDone::Wrong(format!("a start finds it torn: {read:?}")));
+                    let why = format!("a start finds it torn: {read:?}");
+                    if !why.contains("damaged before") {
+                        return Err(NotDone::Wrong(why));
+                    }
                 }
                 self.counts.replayed += u64::from(applied.is_some_and(|applied| applied.last > 0));
                 holder.replayed(applied);
@@ -381,6 +385,10 @@ impl World {
                     if self.journal.is_failing() {
                         self.journal.fails(0.0);
                         continue;
+                    }
+                    // A doubt outlasts what it is about.
+                    if reason.contains("damaged before") {
+                        self.rotten = self.rotten.max(1);
                     }
                     if !self.unsure && self.rotten == 0 {
                         return Err(format!("a journal that is whole is refused: {reason}"));

@@ -11,6 +11,7 @@
 mod disk;
 mod host;
 mod marked;
+mod named;
 mod world;
 
 use larder_engine::block::writeback::{Fault, Planted};
