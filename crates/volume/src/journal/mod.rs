@@ -193,6 +193,13 @@ pub trait JournalPlace: Send {
     /// [`JournalError`]. `Ok(None)`: it is shorter.
     fn read(&mut self, part: Part, at: u64, len: usize) -> Result<Option<Vec<u8>>, JournalError>;
 
+    /// The first bytes of a part, from the commit on, are durable, whatever became of a flush before: where they may be in a cache alone, whose flush has
+    /// failed, they are written once more.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    fn renew(&mut self, part: Part, bytes: u64) -> Result<(), JournalError>;
+
     /// No part holds an epoch any more. The head stays.
     ///
     /// # Errors
@@ -311,6 +318,19 @@ impl Site {
             uri => Ok(Box::new(region::RegionPlace::open(uri, for_use, timeout)?)),
         }
     }
+}
+
+/// A journal in a store that is open, for tests.
+///
+/// # Errors
+/// [`JournalError::Small`].
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub fn region_over(
+    backing: Box<dyn Backing>,
+    for_use: Use,
+) -> Result<Box<dyn JournalPlace>, JournalError> {
+    Ok(Box::new(region::RegionPlace::over(backing, for_use, Timeouts::default())?))
 }
 
 /// The journal beside an image.

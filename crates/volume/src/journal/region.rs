@@ -102,6 +102,21 @@ impl RegionPlace {
         Ok(RegionPlace { name, backing, for_use, timeout, way: None, lost: None, first: None })
     }
 
+    /// One in a store that is open.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn over(
+        backing: Box<dyn Backing>,
+        for_use: Use,
+        timeout: Timeouts,
+    ) -> Result<RegionPlace, JournalError> {
+        let name = format!("journal '{}'", backing.uri());
+        let bytes = backing.capabilities().size;
+        if bytes < REGION {
+            return Err(JournalError::Small { place: name, bytes, needed: REGION });
+        }
+        Ok(RegionPlace { name, backing, for_use, timeout, way: None, lost: None, first: None })
+    }
+
     fn failed(&self, reason: impl ToString) -> JournalError {
         JournalError::Failed { place: self.name.clone(), reason: reason.to_string() }
     }
@@ -197,8 +212,17 @@ impl Region for RegionPlace {
 
 impl RegionPlace {
     fn read_head(&mut self) -> Result<Head, JournalError> {
-        let bytes = self.read_at(0, 2 * COPY_BYTES)?;
-        let copies = [bytes[..COPY_BYTES].to_vec(), bytes[COPY_BYTES..].to_vec()];
+        let copies = [self.read_at(0, COPY_BYTES), self.read_at(COPY_BYTES as u64, COPY_BYTES)];
+        // One that cannot be read is as one that is torn, beside one that can.
+        let torn = || {
+            let mut torn = vec![0; COPY_BYTES];
+            torn[..marker::MAGIC.len()].copy_from_slice(&marker::MAGIC);
+            torn
+        };
+        let copies = match copies {
+            [Err(why), Err(_)] => return Err(why),
+            [a, b] => [a.unwrap_or_else(|_| torn()), b.unwrap_or_else(|_| torn())],
+        };
         self.first = None;
         if region::is_nothing(&copies) {
             return Ok(Head::None);
@@ -286,6 +310,18 @@ impl JournalPlace for RegionPlace {
             return Ok(None);
         }
         self.read_at(part.0 as u64 * PART + at, len).map(Some)
+    }
+
+    fn renew(&mut self, part: Part, bytes: u64) -> Result<(), JournalError> {
+        let start = part.0 as u64 * PART;
+        let mut at = COMMIT_AT;
+        while at < bytes.min(PART) {
+            let len = (bytes.min(PART) - at).min(PIECE as u64).next_multiple_of(UNIT as u64);
+            let piece = self.read_at(start + at, len as usize)?;
+            self.write_at(start + at, &piece)?;
+            at += len;
+        }
+        self.flush()
     }
 
     fn empty(&mut self) -> Result<(), JournalError> {

@@ -19,13 +19,14 @@ use larder_engine::block::PartKind;
 use larder_engine::block::node::calls::{Message, OP_BITS, send};
 use larder_engine::block::node::logged::JournalPart;
 use larder_engine::block::node::queue::Node as _;
-use larder_format::Uuid;
+use larder_engine::block::writeback::{Fault, Planted, holder};
 use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
     JournalExtent, Size,
 };
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::write_log::pieces;
+use larder_format::{PAGE_SIZE, Uuid};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::journal::{EpochName, Head, JournalError, JournalPlace, Part, Site, Use};
 use larder_volume::op::{Op, Outcome};
@@ -89,17 +90,25 @@ pub struct Laid {
 }
 
 /// What an epoch is called: its number, its last record, when that was written, and the last mark at or before it.
-type Named = (u64, u64, u64, Option<String>);
+pub(super) type Named = (u64, u64, u64, Option<String>);
 
 /// What a journal has for a store.
 #[derive(Debug)]
 pub struct Read {
-    /// The last epoch that is whole.
+    /// The last epoch that is whole, unless the store may have one behind it.
     whole: Option<Whole>,
     /// The last epoch that was begun.
     last: u64,
     /// Why the store may be between two epochs all the same.
     pub torn: Option<&'static str>,
+}
+
+/// The store may be between two epochs, until one behind `epoch` is whole that has all up to `last`: a shorter one leaves what the store may have
+/// behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Doubt {
+    pub(super) epoch: u64,
+    pub(super) last: u64,
 }
 
 /// What a start has taken over of a journal.
@@ -109,8 +118,8 @@ pub(super) struct Taken {
     pub(super) applied: Option<Applied>,
     /// The last epoch that was begun.
     pub(super) last: u64,
-    /// Behind which epoch the store is whole again, if it may not be.
-    pub(super) doubt: Option<u64>,
+    /// When the store is whole again, if it may not be.
+    pub(super) doubt: Option<Doubt>,
 }
 
 /// An epoch that is whole.
@@ -127,6 +136,8 @@ struct Whole {
 enum Found {
     /// None that counts.
     Nothing,
+    /// One of a later attachment of the same cache.
+    Later,
     Whole(Box<Whole>),
     /// One of that number, if it says so, and it is not whole.
     Torn(Option<u64>),
@@ -136,6 +147,7 @@ enum Found {
 pub struct Journal {
     place: Box<dyn JournalPlace>,
     head: Option<Box<Marker>>,
+    fault: Fault,
 }
 
 impl std::fmt::Debug for Journal {
@@ -155,15 +167,23 @@ impl Journal {
         for_use: Use,
         timeout: Timeouts,
     ) -> Result<Journal, JournalError> {
-        Journal::over(site.open(for_use, timeout)?, volume)
+        Journal::over(site.open(for_use, timeout)?, volume, Fault::default())
     }
 
-    /// The same at a place that is open.
+    /// The same at a place that is open. What is there is durable first [jflush].
     ///
     /// # Errors
     /// As [`Journal::open`].
-    pub fn over(mut place: Box<dyn JournalPlace>, volume: Uuid) -> Result<Journal, JournalError> {
-        let head = match place.head()? {
+    pub fn over(
+        mut place: Box<dyn JournalPlace>,
+        volume: Uuid,
+        fault: Fault,
+    ) -> Result<Journal, JournalError> {
+        let head = match fault.is(Planted::JournalReadUnflushed) {
+            false => place.head()?,
+            true => place.look()?,
+        };
+        let head = match head {
             Head::None => None,
             Head::Of(head) if head.volume == volume => Some(head),
             Head::Of(head) => {
@@ -180,14 +200,18 @@ impl Journal {
                 });
             }
         };
-        Ok(Journal { place, head })
+        Ok(Journal { place, head, fault })
     }
 
     /// The same at a place that was lost while it was used as `head` says: what is damaged there is written over.
-    fn again(mut place: Box<dyn JournalPlace>, head: &Marker) -> Result<Journal, JournalError> {
+    fn again(
+        mut place: Box<dyn JournalPlace>,
+        head: &Marker,
+        fault: Fault,
+    ) -> Result<Journal, JournalError> {
         match place.head()? {
-            Head::Damaged => Ok(Journal { place, head: None }),
-            _ => Journal::over(place, head.volume),
+            Head::Damaged => Ok(Journal { place, head: None, fault }),
+            _ => Journal::over(place, head.volume, fault),
         }
     }
 
@@ -196,23 +220,25 @@ impl Journal {
         self.place.describe()
     }
 
-    /// It is that of this attachment from now on, durably. `marker` is what the volume's marker says or will say. `doubt`: the store may be
-    /// between two epochs until an epoch behind that one is whole.
+    /// It is that of this attachment from now on, durably. `marker` is what the volume's marker says or will say. `doubt`: when the store is
+    /// whole, if it may not be.
     ///
     /// # Errors
     /// [`JournalError`].
-    pub fn claim(&mut self, marker: &Marker, doubt: Option<u64>) -> Result<(), JournalError> {
-        let is_mine =
-            |head: &Marker| (head.cache, head.generation) == (marker.cache, marker.generation);
-        if doubt.is_none() && self.head.as_deref().is_some_and(is_mine) {
-            return Ok(());
-        }
+    pub(super) fn claim(
+        &mut self,
+        marker: &Marker,
+        doubt: Option<Doubt>,
+    ) -> Result<(), JournalError> {
+        let doubt = doubt.filter(|_| !self.fault.is(Planted::DoubtForgotten));
+        // One that says so already may be in a cache alone from which no flush takes it to the disk any more: it is written all the same.
         let number = self.head.as_ref().map_or(1, |head| head.number.saturating_add(1));
         let head = Marker {
             number,
             state: if doubt.is_some() { DOUBTFUL } else { MarkerState::Dirty },
             order: MarkerOrder::Journaled,
-            applied: doubt.unwrap_or(0),
+            applied: doubt.map_or(0, |doubt| doubt.epoch),
+            frontier: doubt.map_or(marker.frontier, |doubt| doubt.last),
             mark: None,
             ..marker.clone()
         };
@@ -221,17 +247,28 @@ impl Journal {
         Ok(())
     }
 
-    /// A start with the cache that has written it: what is whole is applied. What is not is in the log, and comes once more.
+    /// A start with the cache that has written it: what is whole is applied, unless the cache knows that the store has all up to its end (`frontier`). Its log
+    /// goes up to `logged`.
+    /// What is not is in the log, and comes once more.
     ///
     /// # Errors
     /// As [`Journal::apply`].
-    pub(super) fn take_over(&mut self, of: Of, store: &dyn Backing) -> Result<Taken, String> {
-        let read = self.read(of).map_err(|e| e.to_string())?;
+    pub(super) fn take_over(
+        &mut self,
+        of: Of,
+        store: &dyn Backing,
+        (frontier, logged): (u64, u64),
+    ) -> Result<Taken, String> {
+        let mut read = self.read(of).map_err(|e| e.to_string())?;
+        read.whole.take_if(|whole| whole.commit.last < frontier);
         let applied = self.apply_read(&read, store)?;
         if let Some(why) = read.torn {
             tracing::warn!("{}: {why}; the cache has all of it still", self.describe());
         }
-        Ok(Taken { applied, last: read.last, doubt: read.torn.map(|_| read.last) })
+        // Of the last one itself all that there is may be found later.
+        let epoch = read.last.saturating_sub(1);
+        let doubt = read.torn.map(|_| Doubt { epoch, last: logged });
+        Ok(Taken { applied, last: read.last, doubt })
     }
 
     fn write(
@@ -274,38 +311,62 @@ impl Journal {
         self.place.write(EpochName { generation, epoch }, &commit.encode(), &body)
     }
 
-    /// What a part has for `of`.
-    fn part(&mut self, of: Of, part: Part) -> Result<Found, JournalError> {
-        let Some(bytes) = self.place.read(part, COMMIT_AT, COMMIT_BYTES)? else {
-            return Ok(Found::Torn(None));
+    /// What a part has for `of`. One that cannot be read is as one that is damaged.
+    fn part(&mut self, of: Of, part: Part) -> Found {
+        let Ok(Some(bytes)) = self.place.read(part, COMMIT_AT, COMMIT_BYTES) else {
+            return self.uncommitted(of, part);
         };
         let commit = match Commit::decode(&bytes, of.volume) {
             Ok(commit) => commit,
-            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return Ok(Found::Nothing),
+            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return Found::Nothing,
             // From before the place was this volume's.
-            Err(Torn::Volume { .. }) => return Ok(Found::Nothing),
-            Err(_) => return Ok(Found::Torn(None)),
+            Err(Torn::Volume { .. }) => return Found::Nothing,
+            Err(_) => return self.uncommitted(of, part),
         };
-        if commit.cache != of.cache || commit.generation != of.generation {
-            return Ok(Found::Nothing);
+        if commit.cache == of.cache && commit.generation > of.generation {
+            return Found::Later;
         }
-        let torn = Ok(Found::Torn(Some(commit.epoch)));
-        let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize)?;
-        let Some(encoded) = read else { return torn };
+        if commit.cache != of.cache || commit.generation != of.generation {
+            return Found::Nothing;
+        }
+        let torn = Found::Torn(Some(commit.epoch));
+        let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize);
+        let Ok(Some(encoded)) = read else { return torn };
         let Ok(descriptors) = Descriptors::decode(&encoded, of.volume) else { return torn };
         let same = descriptors.epoch == commit.epoch && descriptors.generation == of.generation;
-        if !same || !commit.covers(&encoded) {
+        let believes = self.fault.is(Planted::EpochSumsIgnored);
+        if !same || !(commit.covers(&encoded) || believes) {
             return torn;
         }
         let data = DESCRIPTORS_AT + encoded.len() as u64;
         for entry in descriptors.entries() {
             let len = (entry.data.end - entry.data.start) as usize;
-            let bytes = self.place.read(part, data + entry.data.start, len)?;
-            if bytes.is_none_or(|bytes| pieces::check(entry.sums, 0, &bytes).is_err()) {
+            let bytes = self.place.read(part, data + entry.data.start, len);
+            let holds = |bytes: &Vec<u8>| pieces::check(entry.sums, 0, bytes).is_ok() || believes;
+            if !bytes.is_ok_and(|bytes| bytes.as_ref().is_some_and(holds)) {
                 return torn;
             }
         }
-        Ok(Found::Whole(Box::new(Whole { commit, descriptors, part, data })))
+        Found::Whole(Box::new(Whole { commit, descriptors, part, data }))
+    }
+
+    /// A part whose commit is damaged: its descriptors may say which epoch it has. (If they are of one before it, the epoch that was committed behind
+    /// them is not durable, and nothing of it is in the store.)
+    fn uncommitted(&mut self, of: Of, part: Part) -> Found {
+        let mut len = PAGE_SIZE;
+        loop {
+            let Ok(Some(bytes)) = self.place.read(part, DESCRIPTORS_AT, len) else { break };
+            match Descriptors::decode(&bytes, of.volume) {
+                Ok(found) if (found.cache, found.generation) == (of.cache, of.generation) => {
+                    return Found::Torn(Some(found.epoch));
+                }
+                Err(Torn::Short { need, .. }) if need > len as u64 && need <= self.place.most() => {
+                    len = need as usize;
+                }
+                _ => break,
+            }
+        }
+        Found::Torn(None)
     }
 
     /// What it has for the store of `of`.
@@ -313,14 +374,12 @@ impl Journal {
     /// # Errors
     /// [`JournalError`] when it cannot be read.
     pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
-        let mine = self
-            .head
-            .as_ref()
-            .is_some_and(|head| (head.cache, head.generation) == (of.cache, of.generation));
         let (mut whole, mut begun): (Option<Whole>, Vec<Option<u64>>) = (None, Vec::new());
+        let mut later = false;
         for part in self.place.parts()? {
-            match self.part(of, part)? {
+            match self.part(of, part) {
                 Found::Nothing => {}
+                Found::Later => later = true,
                 Found::Torn(epoch) => begun.push(epoch),
                 Found::Whole(found) => {
                     if whole.as_ref().is_none_or(|w| w.commit.epoch < found.commit.epoch) {
@@ -329,23 +388,33 @@ impl Journal {
                 }
             }
         }
+        // A take-up that was cut short has replayed it before it said that it is the next attachment's.
+        let mine = self.head.as_ref().is_some_and(|head| {
+            let next = head.generation == of.generation.saturating_add(1) && !later;
+            head.cache == of.cache && (head.generation == of.generation || next)
+        });
         // (Epochs begin with 1.)
         let is_whole = whole.as_ref().map_or(0, |whole| whole.commit.epoch);
         let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
-        let doubtful = doubtful.map_or(0, |head| head.applied.saturating_add(1));
+        let (doubtful, all) =
+            doubtful.map_or((0, 0), |head| (head.applied.saturating_add(1), head.frontier));
+        let last = whole.as_ref().map_or(0, |whole| whole.commit.last);
+        let doubtful_still = is_whole < doubtful || last < all;
+        let cut_short = begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole));
         let torn = match () {
+            () if self.fault.is(Planted::TornJournalBelieved) => None,
             () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
             () if !mine => Some("it is that of an earlier attachment"),
-            () if begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole)) => {
-                Some("an epoch in it is damaged or was cut short")
-            }
-            () if is_whole < doubtful => {
-                Some("it was damaged before, and no epoch has come to it since")
-            }
+            () if cut_short => Some("an epoch in it is damaged or was cut short"),
+            () if doubtful_still => Some(
+                "it was damaged before, and no epoch has come to it since that makes up for it",
+            ),
             () => None,
         };
         let last = begun.into_iter().flatten().max().unwrap_or(0).max(is_whole);
-        Ok(Read { whole, last: last.max(doubtful.saturating_sub(1)), torn })
+        // The store has had all of an epoch before the next was begun, and may have that: nothing older is put over it.
+        let whole = whole.filter(|_| !cut_short && !doubtful_still);
+        Ok(Read { whole, last: last.max(doubtful), torn })
     }
 
     /// The stretches of the epoch that was read, ascending.
@@ -393,6 +462,10 @@ impl Journal {
         store: &dyn Backing,
     ) -> Result<Option<Applied>, String> {
         let Some(whole) = &read.whole else { return Ok(None) };
+        if !self.fault.is(Planted::JournalReadUnflushed) {
+            let end = whole.data + whole.commit.data;
+            self.place.renew(whole.part, end).map_err(|e| e.to_string())?;
+        }
         let session = store.session().map_err(|e| e.to_string())?;
         let mut session = Alone::new(session).map_err(|e| e.to_string())?;
         for entry in whole.descriptors.entries() {
@@ -420,7 +493,9 @@ impl Journal {
                 done += len;
             }
         }
-        ask(&mut session, Op::Flush)?;
+        if !self.fault.is(Planted::ReplayNotFlushed) {
+            ask(&mut session, Op::Flush)?;
+        }
         let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
         Ok(Some(Applied { epoch, last, time, mark }))
     }
@@ -434,6 +509,72 @@ impl Journal {
     }
 }
 
+/// The journal of a volume that comes, and what is known of it.
+#[derive(Default)]
+pub(super) struct Coming {
+    /// Open, if it has one and that was reached.
+    pub(super) journal: Option<Journal>,
+    /// The volume was journaled when it was last written.
+    pub(super) journaled: bool,
+    /// It is torn: when the store is whole again.
+    pub(super) doubt: Option<Doubt>,
+}
+
+impl Coming {
+    /// What is whole in it is applied to the store, durably. `positions`: what the store is known to have, and the last that the log has.
+    /// Returns that for the volume's holder, and the last mark that the store has with it. Nothing
+    /// where there is no journal.
+    ///
+    /// # Errors
+    /// As [`Journal::apply`].
+    pub(super) fn replay(
+        &mut self,
+        of: Of,
+        store: &dyn Backing,
+        positions: (u64, u64),
+    ) -> Result<(Option<holder::Applied>, Option<String>), String> {
+        let Some(journal) = &mut self.journal else { return Ok((None, None)) };
+        // One that was in another order has nothing in it.
+        let taken = match self.journaled {
+            true => journal.take_over(of, store, positions)?,
+            false => Taken::default(),
+        };
+        let Taken { applied, last: epoch, doubt } = taken;
+        self.doubt = doubt;
+        let last = applied.as_ref().map_or(0, |applied| applied.last);
+        let last = if journal.fault.is(Planted::EpochLastIgnored) { 0 } else { last };
+        let mark = applied.and_then(|applied| applied.mark);
+        Ok((Some(holder::Applied { epoch, last }), mark))
+    }
+
+    /// It is that of the attachment of `marker`, if there is one. (Nothing speaks of it before: one that is not this attachment's is a lost one.)
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub(super) fn claim(&mut self, marker: &Marker) -> Result<(), JournalError> {
+        let doubt = self.doubt;
+        self.journal.as_mut().map_or(Ok(()), |journal| journal.claim(marker, doubt))
+    }
+
+    /// The same, and then a marker is written that speaks of it.
+    ///
+    /// # Errors
+    /// That of the journal, or else of the marker.
+    pub(super) fn mark<E>(
+        &mut self,
+        marker: &Marker,
+        write: impl FnOnce(&Marker) -> Result<(), E>,
+    ) -> Result<Result<(), E>, JournalError> {
+        let late = |journal: &Journal| journal.fault.is(Planted::JournalClaimedLate);
+        if self.journal.as_ref().is_some_and(late) {
+            let written = write(marker);
+            return self.claim(marker).map(|()| written);
+        }
+        self.claim(marker)?;
+        Ok(write(marker))
+    }
+}
+
 fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
     session.submit(0, op);
     let done = session.next(PATIENCE, || false).ok_or("the store does not answer")?;
@@ -442,7 +583,7 @@ fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
 }
 
 /// What a journal's thread is asked for.
-enum Work {
+pub(super) enum Work {
     Write(Named, Vec<JournalPart<Payload>>),
     Flush,
     /// It is to be looked whether it is still there; nothing is on its way if that is said.
@@ -484,13 +625,9 @@ impl Journaling {
         let (work, asked) = channel();
         journal.place.rest();
         let trouble = Arc::<Mutex<Troubles>>::default();
-        let mut kept = Kept {
-            of,
-            site,
-            head: journal.head.clone(),
-            journal: Some(journal),
-            trouble: trouble.clone(),
-        };
+        let opens = site
+            .map(|site| -> Opens { Box::new(move || site.open(Use::Make, Timeouts::default())) });
+        let mut kept = Kept::new(of, opens, journal, trouble.clone());
         let thread = std::thread::Builder::new()
             .name("block-journal".into())
             .spawn(move || run(&core, attachment, &mut kept, &asked))?;
@@ -542,10 +679,13 @@ impl Core {
     }
 }
 
+/// Opens a journal's place anew, to be written.
+pub(super) type Opens = Box<dyn FnMut() -> Result<Box<dyn JournalPlace>, JournalError> + Send>;
+
 /// A journal that is written, and is to be where its name leads to.
-struct Kept {
+pub(super) struct Kept {
     of: Of,
-    site: Option<Site>,
+    opens: Option<Opens>,
     head: Option<Box<Marker>>,
     /// Open; if not, it could not be made anew.
     journal: Option<Journal>,
@@ -560,6 +700,16 @@ enum Look {
 }
 
 impl Kept {
+    /// One that was claimed. `opens`: it is made anew where it is lost.
+    pub(super) fn new(
+        of: Of,
+        opens: Option<Opens>,
+        journal: Journal,
+        trouble: Arc<Mutex<Troubles>>,
+    ) -> Kept {
+        Kept { of, opens, head: journal.head.clone(), journal: Some(journal), trouble }
+    }
+
     fn look(&mut self) -> Result<Look, JournalError> {
         let Some(journal) = &mut self.journal else { return Ok(Look::Lost("was removed")) };
         let of = self.of;
@@ -588,14 +738,13 @@ impl Kept {
         }
     }
 
-    /// It is there, made anew if it was not. `doubt`: the store may be between two epochs until one behind that is whole.
-    fn keep(&mut self, now: Nanos, doubt: Option<u64>) -> Result<(), JournalError> {
+    /// It is there, made anew if it was not. `doubt`: when the store is whole, if it may not be.
+    fn keep(&mut self, now: Nanos, doubt: Option<Doubt>) -> Result<(), JournalError> {
         let Look::Lost(how) = self.look()? else { return Ok(()) };
-        let (Some(site), Some(head)) = (&self.site, &self.head) else { return Ok(()) };
+        let (Some(opens), Some(head)) = (&mut self.opens, &self.head) else { return Ok(()) };
         // What is open has its lock.
-        self.journal = None;
-        let place = site.open(Use::Make, Timeouts::default())?;
-        let mut journal = Journal::again(place, head)?;
+        let fault = self.journal.take().map(|journal| journal.fault).unwrap_or_default();
+        let mut journal = Journal::again(opens()?, head, fault)?;
         journal.claim(head, doubt)?;
         journal.place.rest();
         let what = format!(
@@ -608,11 +757,12 @@ impl Kept {
         Ok(())
     }
 
-    fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
+    pub(super) fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
         match work {
             Work::Write(named, parts) => {
                 // Of the epoch before, or of this one, which is written once more, all may be on its way.
-                self.keep(now, Some(named.0.saturating_sub(1)))?;
+                let doubt = Doubt { epoch: named.0.saturating_sub(1), last: named.1 };
+                self.keep(now, Some(doubt))?;
                 self.journal.as_mut().map_or(Ok(()), |j| j.write(self.of, named, &parts))
             }
             Work::Flush => {

@@ -5,6 +5,8 @@ mod closing;
 pub mod discard;
 mod ends;
 pub mod journal;
+#[cfg(test)]
+mod journal_model;
 mod kept;
 mod marks;
 pub mod offline;

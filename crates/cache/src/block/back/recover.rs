@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use larder_engine::block::writeback::marker::{self as machine, Mark, Step};
+use larder_engine::block::writeback::{Fault, Planted};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_volume::journal::{self, JournalError, Site, Use};
-use larder_volume::marker::{Found, MarkerIoError, PlaceOptions, marker_place};
+use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
 use larder_volume::op::Op;
 use larder_volume::{Alone, Backing, BackingError, Flushing, Timeouts};
 use serde::{Deserialize, Serialize};
@@ -152,8 +153,26 @@ pub struct RecoverWish {
 /// [`RecoverError`]; in particular [`MarkerIoError::Held`] where somebody serves the store.
 pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, RecoverError> {
     let options = PlaceOptions { at: wish.marker.clone(), ..PlaceOptions::default() };
-    let set_back = wish.set_back;
     let mut place = marker_place(store, &options)?;
+    let mut open = |volume| {
+        let site = Site::of(store, wish.journal.as_deref())?;
+        Journal::open(&site, volume, Use::Apply, Timeouts::default())
+    };
+    recover_at(store, &mut *place, &mut open, wish, Fault::default())
+}
+
+/// Opens the journal of a volume.
+pub(super) type OpenJournal<'a> = &'a mut dyn FnMut(Uuid) -> Result<Journal, JournalError>;
+
+/// The same with a marker's place and a journal's.
+pub(super) fn recover_at(
+    store: &dyn Backing,
+    place: &mut dyn MarkerPlace,
+    open: OpenJournal<'_>,
+    wish: &RecoverWish,
+    fault: Fault,
+) -> Result<Recovery, RecoverError> {
+    let set_back = wish.set_back;
     let found = place.read()?;
     let mut told = Recovery {
         store: store.uri().to_owned(),
@@ -211,14 +230,15 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
         match step {
             Step::Replay(_) if replays => {
                 let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
-                match replay(store, wish.journal.as_deref(), of) {
-                    Ok((opened, applied)) => {
+                match replay(store, open, of, wish.accept_torn) {
+                    Ok((opened, applied, torn)) => {
                         // What was written before the last epoch ended is there.
                         if let Some(Applied { time, mark, .. }) = applied {
                             told.not_older_than =
                                 told.not_older_than.max(Some(time / 1_000_000_000));
                             told.mark = mark.or(told.mark);
                         }
+                        told.torn = torn;
                         journal = Some(opened);
                     }
                     Err(NotReplayed::Torn(reason)) if wish.accept_torn => told.torn = Some(reason),
@@ -233,7 +253,9 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
                         return Err(RecoverError::Journal { place: told.marker, reason });
                     }
                 }
-                flush(store)?;
+                if !fault.is(Planted::ReplayNotFlushed) {
+                    flush(store)?;
+                }
             }
             Step::EmptyJournal => {
                 // What the marker says by now is that it does not count.
@@ -274,22 +296,23 @@ enum NotReplayed {
     Store(String),
 }
 
-/// Applies what a journal has.
+/// Applies what a journal has. Where it is torn and that is accepted what is whole in it is applied all the same: the store may be in the midst of that.
 fn replay(
     store: &dyn Backing,
-    at: Option<&str>,
+    open: OpenJournal<'_>,
     of: Of,
-) -> Result<(Journal, Option<Applied>), NotReplayed> {
+    accept_torn: bool,
+) -> Result<(Journal, Option<Applied>, Option<String>), NotReplayed> {
     let torn = |e: JournalError| NotReplayed::Torn(e.to_string());
-    let site = Site::of(store, at).map_err(NotReplayed::NoPlace)?;
-    let mut journal = Journal::open(&site, of.volume, Use::Apply, Timeouts::default())
+    let mut journal = open(of.volume)
         .map_err(|e| if e.is_usage() { NotReplayed::NoPlace(e) } else { torn(e) })?;
     let read = journal.read(of).map_err(torn)?;
-    if let Some(why) = read.torn {
-        return Err(NotReplayed::Torn(format!("{}: {why}", journal.describe())));
+    let why = read.torn.map(|why| format!("{}: {why}", journal.describe()));
+    if let Some(why) = why.clone().filter(|_| !accept_torn) {
+        return Err(NotReplayed::Torn(why));
     }
     let applied = journal.apply_read(&read, store).map_err(NotReplayed::Store)?;
-    Ok((journal, applied))
+    Ok((journal, applied, why))
 }
 
 /// In place of a marker of which nothing is known.

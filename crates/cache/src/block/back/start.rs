@@ -24,7 +24,7 @@ use super::super::attached::Attached;
 use super::super::open::CacheError;
 use super::before::no_log;
 use super::ends::say_void;
-use super::journal::Journal;
+use super::journal::{Coming, Journal};
 use super::steps::{Begins, Way};
 use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, site};
 
@@ -446,10 +446,8 @@ impl Core {
         let begins = Begins {
             place,
             site,
-            journal: None,
+            journal: Coming { journaled, ..Coming::default() },
             journal_at: wish.journal.clone(),
-            journaled,
-            doubt: None,
             config,
             marker,
             mark: None,

@@ -22,7 +22,7 @@ use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
-use super::journal::{Journal, JournalAt, Journaling, Of, Taken};
+use super::journal::{Coming, JournalAt, Journaling, Of};
 use super::start::{no_journal, open_journal, read_marker, volume_error};
 use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
@@ -58,13 +58,9 @@ pub(super) struct Begins<'a> {
     /// Where its journal is to be, if it has one.
     pub site: Option<Site>,
     /// That, once it is open.
-    pub journal: Option<Journal>,
+    pub journal: Coming,
     /// Where that was said to be.
     pub journal_at: JournalAt,
-    /// It was journaled when it was last written.
-    pub journaled: bool,
-    /// Its journal is torn: the store is whole again behind that epoch.
-    pub doubt: Option<u64>,
     pub config: BackConfig,
     pub marker: MarkerAt,
     /// The last mark that its store is known to have, and the attachment of which that was said.
@@ -74,16 +70,12 @@ pub(super) struct Begins<'a> {
 }
 
 impl Begins<'_> {
-    /// Its journal, open; `None`: it has none.
-    fn open_journal(
-        &mut self,
-        volume: &Attached,
-        uuid: Uuid,
-    ) -> Result<Option<&mut Journal>, CacheError> {
-        if let (Some(site), None) = (&self.site, &self.journal) {
-            self.journal = Some(open_journal(volume, site, uuid)?);
+    /// Its journal is open, if it has one.
+    fn open_journal(&mut self, volume: &Attached, uuid: Uuid) -> Result<(), CacheError> {
+        if let (Some(site), None) = (&self.site, &self.journal.journal) {
+            self.journal.journal = Some(open_journal(volume, site, uuid)?);
         }
-        Ok(self.journal.as_mut())
+        Ok(())
     }
 }
 
@@ -217,7 +209,7 @@ impl<'a> Way<'a> {
                 self.still_ours()?;
             }
             Step::Replay(generation) => {
-                let applied = self.replay(&holder.state(), generation)?;
+                let applied = self.replay(holder, generation)?;
                 holder.replayed(applied);
                 return Ok(());
             }
@@ -341,36 +333,18 @@ impl<'a> Way<'a> {
         waited
     }
 
-    fn replay(&mut self, state: &WrittenBack, generation: u64) -> Result<Option<Applied>, NotDone> {
+    fn replay(&mut self, holder: &Holder, generation: u64) -> Result<Option<Applied>, NotDone> {
+        let (state, positions) = (holder.state(), (holder.frontier(), holder.recovered().0));
         let Which::Comes(begins) = &mut self.which else { return Ok(None) };
-        let journaled = begins.journaled;
-        let Some(journal) = begins.open_journal(self.volume, state.volume)? else {
-            return Ok(None);
-        };
+        begins.open_journal(self.volume, state.volume)?;
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
-        // One that was in another order has nothing in it.
-        let taken = match journaled {
-            true => journal.take_over(of, self.volume.volume().backing()),
-            false => Ok(Taken::default()),
-        };
-        let Taken { applied, last: epoch, doubt } =
-            taken.map_err(|reason| NotDone::Failed(volume_error(&self.volume.name, reason)))?;
-        begins.doubt = doubt;
-        let last = applied.as_ref().map_or(0, |applied| applied.last);
-        if let Some(mark) = applied.and_then(|applied| applied.mark) {
+        let replayed = begins.journal.replay(of, self.volume.volume().backing(), positions);
+        let (applied, mark) =
+            replayed.map_err(|reason| NotDone::Failed(volume_error(&self.volume.name, reason)))?;
+        if let Some(mark) = mark {
             begins.mark = Some((state.attachment, mark));
         }
-        Ok(Some(Applied { epoch, last }))
-    }
-
-    /// The journal of a volume that comes, if it has one, is that of this attachment from now on. (Nothing speaks of it before: one that is not
-    /// this attachment's is a lost one.)
-    fn claim(&mut self, marker: &Marker) -> Result<(), NotDone> {
-        let Which::Comes(begins) = &mut self.which else { return Ok(()) };
-        let doubt = begins.doubt;
-        let Some(journal) = begins.open_journal(self.volume, marker.volume)? else { return Ok(()) };
-        let claimed = journal.claim(marker, doubt);
-        claimed.map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))
+        Ok(applied)
     }
 
     /// The superblock says of the volume what it holds.
@@ -425,20 +399,32 @@ impl<'a> Way<'a> {
         if let Some(written) = &held {
             marker.time = written.time_of(marker.time, frontier, || self.core.age_of(attachment));
         }
-        if matches!(mark, Mark::Dirty(_)) {
-            self.claim(&marker)?;
-        }
         if let Some(last_number) = &mut last_number {
             // (One that could not be written may have been.)
             **last_number = number;
         }
         let done = match &mut self.which {
-            Which::Comes(Begins { place: Some(place), .. }) => place.write(&marker),
+            Which::Comes(begins) => {
+                let dirty = matches!(mark, Mark::Dirty(_));
+                if dirty {
+                    begins.open_journal(self.volume, marker.volume)?;
+                }
+                let Begins { place, journal, .. } = begins;
+                let mut write = |marker: &Marker| match place {
+                    Some(place) => place.write(marker),
+                    None => Ok(()),
+                };
+                match dirty {
+                    true => journal
+                        .mark(&marker, write)
+                        .map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?,
+                    false => write(&marker),
+                }
+            }
             Which::Held(written) => {
                 let again = self.core.check_marker(self.back, written);
                 self.core.write_marker(written, &marker, again)
             }
-            Which::Comes(_) => Ok(()),
         };
         done.map_err(|error| self.fail(error.to_string()))?;
         if let Which::Held(written) = &self.which {
@@ -454,14 +440,16 @@ impl<'a> Way<'a> {
         if back.log().closed().is_some() {
             return Err(self.fail("its write log has failed".to_owned()));
         }
-        if matches!(&self.which, Which::Comes(begins) if begins.place.is_none()) {
+        let Which::Comes(begins) = &mut self.which else { return Ok(()) };
+        if begins.place.is_none() {
             // No marker was written, and its journal is to be its own all the same.
             let (number, frontier) = (holder.number(), holder.frontier());
             let marker = core.marker(self.volume, &state, number, MarkerState::Dirty, frontier);
-            self.claim(&marker)?;
+            begins.open_journal(self.volume, marker.volume)?;
+            let claimed = begins.journal.claim(&marker);
+            claimed.map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?;
         }
-        let Which::Comes(begins) = &mut self.which else { return Ok(()) };
-        let journal = match begins.journal.take() {
+        let journal = match begins.journal.journal.take() {
             Some(journal) => {
                 let of =
                     Of { volume: state.volume, cache: back.cache.0, generation: state.generation };

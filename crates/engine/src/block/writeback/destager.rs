@@ -173,7 +173,6 @@ impl Destager {
     }
 
     /// Plants a fault.
-    #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Fault) {
         self.fault = fault;
     }

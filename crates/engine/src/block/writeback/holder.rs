@@ -390,8 +390,8 @@ impl Holder {
             Verdict::TakeUp { generation } => {
                 marker::take_up(comer.cache, generation, journaled, self.fault)
             }
-            _ if self.drains => marker::drain(g, journaled),
-            Verdict::GoOn => marker::go_on(comer.cache, g, journaled),
+            _ if self.drains => marker::drain(g, journaled, self.fault),
+            Verdict::GoOn => marker::go_on(comer.cache, g, journaled, self.fault),
             _ => marker::attach(comer.cache, g, self.fault),
         });
         if comer.served {

@@ -308,13 +308,24 @@ pub fn attach(cache: Uuid, g: u64, fault: Fault) -> Vec<Step> {
     steps
 }
 
+/// A journal of generation `g` is replayed: lines under it are older than what it brings [jslots].
+fn replay(g: u64, fault: Fault) -> Vec<Step> {
+    let mut steps = vec![Step::DropLines, Step::Replay(g)];
+    if fault.is(Planted::ReplayedSlotsBelieved) {
+        steps.remove(0);
+    }
+    if fault.is(Planted::StartUnreplayed) {
+        steps.pop();
+    }
+    steps
+}
+
 /// The steps by which a volume of generation `g` goes on with what the log has of it. The marker has the cache's new run before anything is
 /// answered: else a cache that is set back to before it would be believed [setback].
-pub fn go_on(cache: Uuid, g: u64, journaled: bool) -> Vec<Step> {
+pub fn go_on(cache: Uuid, g: u64, journaled: bool, fault: Fault) -> Vec<Step> {
     let mut steps = Vec::new();
     if journaled {
-        // Lines under it are older than what it brings.
-        steps.extend([Step::DropLines, Step::Replay(g)]);
+        steps.extend(replay(g, fault));
     }
     steps.extend([Step::Holds(Holds::Open(g)), Step::Mark(Mark::Dirty(cache), g), Step::Answer]);
     steps
@@ -322,10 +333,10 @@ pub fn go_on(cache: Uuid, g: u64, journaled: bool) -> Vec<Step> {
 
 /// The steps by which a volume of generation `g` is served whose log has failed. What came to the store from memory, and is in no log, is durable before
 /// anybody sees it. Neither cache nor marker is written: that says already what is so.
-pub fn drain(g: u64, journaled: bool) -> Vec<Step> {
+pub fn drain(g: u64, journaled: bool, fault: Fault) -> Vec<Step> {
     let mut steps = vec![Step::FlushStore];
     if journaled {
-        steps.extend([Step::DropLines, Step::Replay(g)]);
+        steps.extend(replay(g, fault));
     }
     steps.push(Step::Answer);
     steps
@@ -365,7 +376,7 @@ pub fn take_up(cache: Uuid, g: u64, journaled: bool, fault: Fault) -> Vec<Step> 
         if fault.is(Planted::TakenUpUnraised) { Holds::Open(g - 1) } else { Holds::TakingUp(g) };
     let mut steps = vec![Step::Holds(holds)];
     if journaled && !fault.is(Planted::TakenUpUnreplayed) {
-        steps.extend([Step::DropLines, Step::Replay(g - 1)]);
+        steps.extend(replay(g - 1, fault));
     }
     steps.extend([
         Step::FlushStore,

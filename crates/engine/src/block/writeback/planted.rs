@@ -112,6 +112,24 @@ faults! {
     HoleIsEnd,
     /// `gap`: a volume whose sequences do not run on across lost batches is served.
     GapIgnored,
+    /// `jsum`: an epoch counts though its commit's hash or the checksums of its data do not hold.
+    EpochSumsIgnored,
+    /// `jlast`: a start does not take the last sequence of the epoch that it replays as the frontier.
+    EpochLastIgnored,
+    /// `jflush`: a journal is replayed that may be in the memory of a server alone.
+    JournalReadUnflushed,
+    /// `jafter`: what was replayed is not flushed before the journal is given up.
+    ReplayNotFlushed,
+    /// `jstart`: a start does not replay the journal before it is used again.
+    StartUnreplayed,
+    /// `jslots`: a start that replays believes the slots under what it replays.
+    ReplayedSlotsBelieved,
+    /// A marker says that a volume is dirty before its journal says whose it is.
+    JournalClaimedLate,
+    /// A store is recovered from a journal that is torn as from one that is whole.
+    TornJournalBelieved,
+    /// What is known of a torn journal is forgotten when it is used again.
+    DoubtForgotten,
 }
 
 /// A fault, or none.
@@ -122,20 +140,31 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// Whether faults can be planted in this build.
+    pub const POSSIBLE: bool = cfg!(feature = "planted");
+
     /// This one, if any.
     #[cfg(feature = "planted")]
     pub fn of(is: Option<Planted>) -> Fault {
         Fault { is }
     }
 
+    /// None: this build has no faults.
+    #[cfg(not(feature = "planted"))]
+    pub fn of(_: Option<Planted>) -> Fault {
+        Fault::default()
+    }
+
+    /// Whether it is this one.
     #[cfg(feature = "planted")]
-    pub(super) fn is(self, fault: Planted) -> bool {
+    pub fn is(self, fault: Planted) -> bool {
         self.is == Some(fault)
     }
 
+    /// Never.
     #[cfg(not(feature = "planted"))]
     #[inline(always)]
-    pub(super) fn is(self, _: Planted) -> bool {
+    pub fn is(self, _: Planted) -> bool {
         false
     }
 }

@@ -197,7 +197,6 @@ impl VolumeLog {
     }
 
     /// Plants a fault.
-    #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Fault) {
         self.fault = fault;
     }

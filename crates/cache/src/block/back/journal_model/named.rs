@@ -1,0 +1,141 @@
+//! What the model has found, each by itself.
+
+use larder_base::{Nanos, Rng};
+use larder_engine::block::PartKind;
+use larder_engine::block::node::logged::JournalPart;
+use larder_engine::block::writeback::Fault;
+use larder_format::Uuid;
+use larder_format::block::journal::COMMIT_AT;
+use larder_format::block::marker::{Marker, MarkerState, Order};
+use larder_runtime::{AlignedBuf, Payload};
+use larder_volume::journal::{Use, region_over};
+
+use super::super::journal::{Doubt, Journal, Kept, Of, Work};
+use super::disk::{Disk, Power};
+
+const VOLUME: Uuid = Uuid([9; 16]);
+const CACHE: Uuid = Uuid([1; 16]);
+
+fn of(generation: u64) -> Of {
+    Of { volume: VOLUME, cache: CACHE, generation }
+}
+
+fn disks() -> (Disk, Disk) {
+    let power = Power::default();
+    let disk = |name, bytes| Disk::new(name, bytes, &power, Rng::new(1));
+    (disk("store", 8192), disk("journal", 128 << 20))
+}
+
+fn marker(generation: u64) -> Marker {
+    Marker {
+        number: 1,
+        state: MarkerState::Dirty,
+        volume: VOLUME,
+        identity: [0; 64],
+        cache: CACHE,
+        run: 1,
+        host: "here".into(),
+        generation,
+        attachment: 1,
+        frontier: 0,
+        time: 0,
+        mark: None,
+        order: Order::Journaled,
+        applied: 0,
+    }
+}
+
+fn journal(disk: &Disk) -> Journal {
+    let place = region_over(Box::new(disk.clone()), Use::Make).unwrap();
+    Journal::over(place, VOLUME, Fault::default()).unwrap()
+}
+
+/// Claims it for a generation, and writes these epochs, each of which fills the volume's first sector with its number, and ends at ten times that.
+fn written(disk: &Disk, generation: u64, doubt: Option<Doubt>, epochs: &[u64]) {
+    let mut journal = journal(disk);
+    journal.claim(&marker(generation), doubt).unwrap();
+    let mut kept = Kept::new(of(generation), None, journal, Default::default());
+    for &epoch in epochs {
+        let mut buf = AlignedBuf::zeroed(512);
+        buf.fill(epoch as u8);
+        let bytes = Some(Payload::new(buf));
+        let part = JournalPart { at: 0, len: 512, kind: PartKind::Write, bytes };
+        let work = Work::Write((epoch, epoch * 10, 0, None), vec![part]);
+        kept.do_work(Nanos(0), work).unwrap();
+        kept.do_work(Nanos(0), Work::Flush).unwrap();
+    }
+}
+
+/// Where the commit of an epoch is.
+fn commit_at(epoch: u64) -> u64 {
+    epoch % 2 * (64 << 20) + COMMIT_AT
+}
+
+#[test]
+fn a_take_up_that_was_cut_short_has_not_torn_the_journal() {
+    let (_, disk) = disks();
+    written(&disk, 2, None, &[1, 2]);
+    written(&disk, 3, None, &[]);
+    assert_eq!(journal(&disk).read(of(2)).unwrap().torn, None);
+    // It goes on: what it writes is no attachment's before it.
+    written(&disk, 3, None, &[1]);
+    assert!(journal(&disk).read(of(2)).unwrap().torn.is_some());
+    assert!(journal(&disk).read(of(1)).unwrap().torn.is_some());
+}
+
+#[test]
+fn an_older_epoch_is_not_put_over_one_that_is_damaged() {
+    for at in [commit_at(2), commit_at(2) + 512 * 8] {
+        let (store, disk) = disks();
+        written(&disk, 2, None, &[1, 2]);
+        disk.spoils(at);
+        let taken = journal(&disk).take_over(of(2), &store, (0, 20)).unwrap();
+        assert_eq!(taken.applied, None);
+        assert!(taken.doubt.is_some(), "its log has what is missing");
+        assert_eq!(store.peek(0, 512), vec![0; 512]);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_of_a_journal_does_not_keep_a_volume_from_its_cache() {
+    let (store, disk) = disks();
+    written(&disk, 2, None, &[1, 2]);
+    disk.spoils(0);
+    disk.spoils(commit_at(1));
+    let taken = journal(&disk).take_over(of(2), &store, (0, 20)).unwrap();
+    assert_eq!(
+        taken.applied.map(|applied| applied.last),
+        Some(20),
+        "of the other it is known that it is older"
+    );
+    assert_eq!(store.peek(0, 512), vec![2; 512]);
+}
+
+#[test]
+fn a_doubt_ends_with_an_epoch_that_has_all_that_the_store_may_have() {
+    let (_, disk) = disks();
+    written(&disk, 2, Some(Doubt { epoch: 0, last: 25 }), &[1, 2]);
+    assert!(journal(&disk).read(of(2)).unwrap().torn.is_some());
+    written(&disk, 2, Some(Doubt { epoch: 0, last: 25 }), &[3]);
+    assert_eq!(journal(&disk).read(of(2)).unwrap().torn, None);
+}
+
+#[test]
+fn a_head_that_a_flush_has_lost_is_written_again_by_the_next_start() {
+    let (_, disk) = disks();
+    written(&disk, 2, None, &[]);
+    disk.forgets();
+    written(&disk, 2, None, &[]);
+    disk.crash();
+    assert_eq!(journal(&disk).read(of(2)).unwrap().torn, None);
+}
+
+#[test]
+fn an_epoch_that_a_flush_has_lost_is_durable_before_it_is_applied() {
+    let (store, disk) = disks();
+    written(&disk, 2, None, &[1]);
+    disk.forgets();
+    assert!(journal(&disk).apply(of(2), &store).unwrap().is_some());
+    disk.crash();
+    assert!(journal(&disk).apply(of(2), &store).unwrap().is_some());
+}
