@@ -144,12 +144,12 @@ impl Core {
     /// What the marker of a volume is now. What is wrong is told, and nothing comes to the store where it is another's.
     pub(super) fn check_marker(&self, back: &Back, written: &Written) -> Again {
         let Some(place) = &written.place else { return Again::Own };
-        let WrittenBack { attachment, generation, .. } = written.state;
+        let WrittenBack { attachment, generation, run, .. } = written.state;
         let own = marker::Marker {
             mark: Mark::Dirty(back.cache.0),
             generation,
             number: written.durable.load(Ordering::Relaxed),
-            run: back.cache.1,
+            run,
         };
         let Seen { again, what } = seen(&mut **locked(place), &own);
         let halted = again == Again::Others;

@@ -193,6 +193,7 @@ pub(in crate::block) fn check_through(
     let mut place = place_of((name, store), wish)?;
     let comer = Comer {
         cache,
+        former: run,
         run,
         record: record.copied(),
         logged: None,
@@ -428,7 +429,8 @@ impl Core {
         });
         let comer = Comer {
             cache,
-            run,
+            former: run,
+            run: back.cache.1,
             record,
             logged,
             order: Some(order_of(config.order)),
@@ -554,14 +556,15 @@ impl Core {
         said: MarkerState,
         frontier: u64,
     ) -> Marker {
-        let (cache, run) = self.back.get().map_or((Uuid([0; 16]), 0), |back| back.cache);
+        let cache = self.back.get().map_or(Uuid([0; 16]), |back| back.cache.0);
         Marker {
             number,
             state: said,
             volume: state.volume,
             identity: volume.identity(),
             cache,
-            run,
+            // As the superblock has it: that is durable before.
+            run: state.run,
             host: super::host_name(),
             generation: state.generation,
             attachment: state.attachment,

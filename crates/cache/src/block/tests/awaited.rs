@@ -169,3 +169,43 @@ fn without_a_marker_what_is_dirty_waits_for_its_store_as_well() {
     drop(cache.attach_as("disk", open_store(dir, "disk"), &wish).unwrap());
     is_what_was_written(&cache);
 }
+
+/// Each start raises the run of the cache, also one that does not see the marker.
+#[test]
+fn a_cache_that_was_set_back_is_not_believed_after_starts_whose_store_was_away() {
+    for (starts, through) in [(0, false), (1, false), (3, false), (2, true)] {
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
+        leaves_dirty(dir, ordered(Pace::AtBound));
+        std::fs::copy(dir.join("cache"), dir.join("older")).unwrap();
+        let cache = builder(dir, Some(ordered(Pace::AtBound))).awaits("more").open().unwrap();
+        cache.volume("disk").unwrap().write(0, [9; 4096]).wait().unwrap();
+        drop(cache);
+        std::fs::copy(dir.join("cache"), dir.join("newer")).unwrap();
+        std::fs::rename(dir.join("older"), dir.join("cache")).unwrap();
+        for _ in 0..starts {
+            drop(only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap());
+        }
+        let wish = match through {
+            true => BackWish::default(),
+            false => wishes(ordered(Pace::AtBound)),
+        };
+        let cache = only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap();
+        let why = cache.attach_as("disk", open_store(dir, "disk"), &wish).err();
+        let why = why.expect("an older copy is believed").to_string();
+        assert!(why.contains("not of one time"), "{starts}: {why}");
+        drop(cache);
+        // Nor by a start that sees it.
+        let why = builder(dir, wish.back.clone()).awaits("more").open().err().unwrap().to_string();
+        assert!(why.contains("not of one time"), "{starts}: {why}");
+        assert!(std::fs::read(dir.join("disk")).unwrap().iter().all(|&b| b == 0));
+        // The newer one is there: it has waited as often.
+        std::fs::rename(dir.join("newer"), dir.join("cache")).unwrap();
+        for _ in 0..starts {
+            drop(only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap());
+        }
+        let cache = only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap();
+        let disk = cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
+        assert!(disk.unwrap().read(0, 4096).wait().unwrap().iter().all(|&b| b == 9));
+    }
+}

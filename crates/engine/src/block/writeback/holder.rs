@@ -38,9 +38,11 @@ pub struct Logged {
 /// A volume that comes.
 #[derive(Clone, Copy, Debug)]
 pub struct Comer {
-    /// This cache: its run is the one before this start's, or the present one where the volume comes later.
+    /// This cache.
     pub cache: Uuid,
-    /// See above.
+    /// The run before this start's, or the present one where the volume comes later ([`cache_of`]).
+    pub former: u64,
+    /// The present run.
     pub run: u64,
     /// What the superblock has of the volume.
     pub record: Option<WrittenBack>,
@@ -181,6 +183,22 @@ pub fn holds_of(record: Option<&WrittenBack>) -> Holds {
     }
 }
 
+/// This cache, as its superblock has a volume, and the log, which knows a marker of this number durable. `former` is the run before this start, or the
+/// present one where the volume comes later.
+///
+/// A run that only keeps what is dirty, while the store is away, has written no marker. So a volume that the superblock knows is judged by the run that
+/// had it last: by a later one an older copy of the cache would be believed once it was started without the store [runkept].
+pub fn cache_of(
+    (uuid, former): (Uuid, u64),
+    record: Option<&WrittenBack>,
+    logged: u64,
+    fault: Fault,
+) -> Cache {
+    let known = record.map_or(0, |record| record.marker).max(logged);
+    let record_run = record.filter(|_| !fault.is(Planted::RunRaisedUnseen)).map(|r| r.run);
+    Cache { uuid, run: record_run.unwrap_or(former), holds: holds_of(record), known }
+}
+
 impl Holder {
     /// A volume comes: to write back, or to be written through where no cache may hold more than its store.
     pub fn comes(comer: Comer, fault: Fault) -> Holder {
@@ -191,6 +209,7 @@ impl Holder {
             holds: HoldsState::Nothing,
             generation: 0,
             marker: 0,
+            run: comer.run,
             order: comer.order.unwrap_or(Order::Any),
             cut: None,
         };
@@ -218,7 +237,8 @@ impl Holder {
         }
         let comer = Comer {
             cache,
-            run: 0,
+            former: entry.run,
+            run: entry.run,
             record: Some(entry),
             logged: None,
             order: Some(entry.order),
@@ -299,13 +319,12 @@ impl Holder {
         self.done();
         let comer = self.comer;
         let mut entry = comer.record.unwrap_or(self.entry);
-        let known = comer.record.map_or(0, |record| record.marker);
-        let known = known.max(comer.logged.map_or(0, |logged| logged.marker));
-        let holds = holds_of(comer.record.as_ref());
-        let cache = Cache { uuid: comer.cache, run: comer.run, holds, known };
+        let logged = comer.logged.map_or(0, |logged| logged.marker);
+        let record = comer.record.as_ref();
+        let cache = cache_of((comer.cache, comer.former), record, logged, self.fault);
         let verdict = match comer.marked {
             true => judge(read, &cache, self.fault),
-            false => unmarked(holds),
+            false => unmarked(cache.holds),
         };
         let (mut there, absent) = (None, comer.marked && !matches!(read, Read::There(_)));
         if let (Read::There(marker), true) = (read, comer.marked) {
@@ -527,7 +546,9 @@ impl Holder {
             _ => self.entry.began,
         };
         let marker = self.entry.marker.max(self.durable);
-        WrittenBack { holds, generation, began, marker, ..self.entry }
+        // Before the marker has it.
+        let run = self.entry.run.max(self.comer.run);
+        WrittenBack { holds, generation, began, marker, run, ..self.entry }
     }
 
     /// The attachment number that the volume had before it came, if it had one.
@@ -587,12 +608,14 @@ mod tests {
             holds: HoldsState::Open,
             generation: 5,
             marker: 7,
+            run: 9,
             order: Order::Flush,
             cut: None,
         };
         Comer {
             cache: CACHE,
-            run: 9,
+            former: 9,
+            run: 10,
             record: Some(record),
             logged: None,
             order,

@@ -2,7 +2,8 @@
 //!
 //! The marker says which cache may hold data that the store lacks, and under which generation G of the volume. G rises with every attach
 //! and take-up, so that dirty data of an older one, or of a copy, is void [gencheck, fence, recarry]. Its number rises at each write: a
-//! marker with a lower number than the cache knows, or of a later run than the cache's, was set back, or the cache was [setback].
+//! marker with a lower number than the cache knows, or of a later run than the cache's last that had the volume, was set back, or the cache was
+//! [setback, runkept].
 //!
 //! Each operation is a list of steps, each durable before the next; a crash behind any of them leaves a state that [`judge`] goes on from. Which
 //! step comes next, and what a step that fails leaves to be done, says [`Holder`](super::holder::Holder).
@@ -11,7 +12,7 @@
 //! | --- | --- |
 //! | attach | the cache is open(G+1) [cachefirst]; the marker is dirty(G+1); the store is flushed; writes are answered [markfirst] |
 //! | go on | a journal of G is replayed; the marker is dirty(G) once more, by the new run; writes are answered |
-//! | drain | lines are dropped [closedslots]; the store is flushed; a journal of G is replayed; the log is destaged, and the marker says so |
+//! | drain | lines are dropped [closedslots]; the store is flushed; a journal of G is replayed; the cache has its run; the log is destaged, and the marker says so |
 //! | detach | everything is destaged [drain]; the store is flushed; the cache is clean(G); the marker is clean(G) |
 //! | through | what was dirty is destaged; clients wait; as detach; writes go to the store [cleanfirst]; clients go on |
 //! | back | clients wait; the store is flushed; as attach; clients go on |
@@ -90,7 +91,7 @@ pub enum Holds {
 pub struct Cache {
     /// Its UUID.
     pub uuid: Uuid,
-    /// The run before this start.
+    /// The run that had the volume last ([`cache_of`](super::holder::cache_of)).
     pub run: u64,
     /// What it holds of the volume.
     pub holds: Holds,
@@ -321,13 +322,13 @@ pub fn go_on(cache: Uuid, g: u64, journaled: bool) -> Vec<Step> {
 }
 
 /// The steps by which a volume of generation `g` is served whose log has failed. What came to the store from memory, and is in no log, is durable before
-/// anybody sees it. Neither cache nor marker is written: that says already what is so.
+/// anybody sees it. The cache has its run, if its device can still be written, before the marker has it; the marker says already what is so.
 pub fn drain(g: u64, journaled: bool) -> Vec<Step> {
     let mut steps = vec![Step::FlushStore];
     if journaled {
         steps.extend([Step::DropLines, Step::Replay(g)]);
     }
-    steps.push(Step::Answer);
+    steps.extend([Step::Holds(Holds::Open(g)), Step::Answer]);
     steps
 }
 
