@@ -162,7 +162,9 @@ impl State {
             | Step::Aside
             | Step::Resume
             | Step::Show
-            | Step::CloseLog => {}
+            | Step::CloseLog
+            | Step::Refuse
+            | Step::Accept => {}
         }
     }
 
@@ -192,6 +194,9 @@ impl State {
     }
 }
 
+/// A volume whose marker could not be written says again that it writes back.
+const AGAIN: &str = "again";
+
 /// States to go on from.
 struct Walk {
     todo: Vec<(State, Vec<String>)>,
@@ -200,14 +205,13 @@ struct Walk {
 impl Walk {
     /// Whatever can come of an operation: a crash behind each step, and markers that cannot be written, or are though nobody hears of it.
     fn go(&mut self, from: &State, how: &[String], name: &str, holder: Holder) {
-        let mut all = vec![(from.clone(), holder, name.to_owned())];
-        while let Some((mut state, mut holder, name)) = all.pop() {
+        let again = name == AGAIN;
+        let mut all = vec![(from.clone(), holder, name.to_owned(), again)];
+        while let Some((mut state, mut holder, name, mut refuses)) = all.pop() {
             let mut i = 0;
             while let Some(step) = holder.next() {
                 i += 1;
-                if let Step::Mark(..) = step
-                    && !holder.has_failed()
-                {
+                if let Step::Mark(..) = step {
                     for written in [false, true] {
                         let (mut state, mut holder) = (state.clone(), holder.clone());
                         if written {
@@ -216,16 +220,21 @@ impl Walk {
                         holder.failed();
                         let name =
                             format!("{name}.{i} {}", if written { "unheard" } else { "fails" });
-                        all.push((state, holder, name));
+                        all.push((state, holder, name, refuses));
                     }
                 }
+                refuses = matches!(step, Step::Refuse) || refuses && !matches!(step, Step::Accept);
                 if state.carry_out(&mut holder, step).is_err() {
                     break;
                 }
                 self.push(state.clone(), how, format!("{name}.{i}"));
             }
-            // A volume that stays after all is written again.
-            if holder.has_failed() && matches!(state.holds, Holds::Open(_)) {
+            // A volume that stays after all is written again, once its marker says so.
+            let stays = (again || holder.has_failed()) && matches!(state.holds, Holds::Open(_));
+            if refuses && !again {
+                let holder = Holder::again(state.held(), Fault::default());
+                self.go(&state, how, AGAIN, holder);
+            } else if stays && !refuses {
                 state.step(Step::Answer);
                 self.push(state, how, format!("{name}, and goes on"));
             }

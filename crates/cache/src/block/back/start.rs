@@ -25,6 +25,7 @@ use super::super::open::CacheError;
 use super::before::no_log;
 use super::ends::say_void;
 use super::journal::Journal;
+use super::patient::{PATIENCE, Patient};
 use super::steps::{Begins, Way};
 use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, site};
 
@@ -413,6 +414,12 @@ impl Core {
             _ => None,
         };
         let place = place_of((name, volume.volume().backing()), wish)?;
+        // (Without threads a program waits itself.)
+        let patient = |place| Box::new(Patient::new(place, PATIENCE)) as Box<dyn MarkerPlace>;
+        let place = match self.hand.get() {
+            None => place.map(patient),
+            Some(_) => place,
+        };
         let logged = record.and_then(|record| match found {
             Some((found, _)) => {
                 let volume = found.volumes.get(&record.attachment)?;

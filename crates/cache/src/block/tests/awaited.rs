@@ -205,7 +205,34 @@ fn a_cache_that_was_set_back_is_not_believed_after_starts_whose_store_was_away()
             drop(only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap());
         }
         let cache = only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap();
-        let disk = cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
+        let disk =
+            cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
         assert!(disk.unwrap().read(0, 4096).wait().unwrap().iter().all(|&b| b == 9));
+    }
+}
+
+#[test]
+fn a_store_that_was_changed_while_its_volume_was_put_aside_is_said_to_be() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let changed =
+        |cache: &Cache| cache.core().volume("disk").unwrap().came_changed().map(|(_, why)| why);
+    let cache = builder(dir, Some(ordered(Pace::AtBound))).open().unwrap();
+    cache.volume("disk").unwrap().write(0, [1; 8192]).wait().unwrap();
+    assert_eq!(changed(&cache), None, "it is new");
+    let attach =
+        || cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
+    for (others, keep_dirty) in [(false, false), (true, false), (true, true)] {
+        let gone = match keep_dirty {
+            true => cache.detach_dirty("disk", &mut |_| true),
+            false => cache.detach("disk", &mut |_| true),
+        };
+        assert!(gone.unwrap());
+        if others {
+            let file = File::options().write(true).open(dir.join("disk")).unwrap();
+            file.write_all_at(&[5; 512], 1 << 20).unwrap();
+        }
+        drop(attach().unwrap());
+        assert_eq!(changed(&cache), others.then_some("its file was changed"), "{keep_dirty}");
     }
 }

@@ -7,7 +7,8 @@
 //! then undoes as much as is needed for the volume to be as it was, and may be all that there is left to do.
 //!
 //! A marker that could not be written may have been written all the same. So a volume that goes on writing back says so again before anything is
-//! answered [again]: else the store would count as whole, or as put aside, while it is written.
+//! answered [again]: else the store would count as whole, or as put aside, while it is written. Where that cannot be written either no change of the
+//! volume is logged until it is ([`Holder::again`]).
 
 use std::collections::VecDeque;
 
@@ -107,6 +108,8 @@ enum What {
     Carried,
     /// It was only shown, and goes as it came.
     Left,
+    /// It stays, and its marker has to say so.
+    Again,
 }
 
 /// One volume's way. See the [module](self).
@@ -118,6 +121,8 @@ pub struct Holder {
     /// Of the marker that was last written, or tried to be, and of that which is known durable.
     number: u64,
     durable: u64,
+    /// The run of the latter.
+    marked_by: u64,
     frontier: u64,
     epoch: u64,
     /// The superblock's entry, as it is or will be. Attachment 0: it gets a new one.
@@ -218,6 +223,7 @@ impl Holder {
             steps: VecDeque::from([Step::Read]),
             number: 0,
             durable: 0,
+            marked_by: 0,
             frontier: 0,
             epoch: 0,
             entry: comer.record.unwrap_or(nothing),
@@ -250,7 +256,8 @@ impl Holder {
             fresh: entry.volume,
         };
         let comes = Holder::comes(comer, fault);
-        Holder { what, steps: steps.into(), number, durable: number, frontier, ..comes }
+        let (steps, durable, marked_by) = (steps.into(), number, entry.run);
+        Holder { what, steps, number, durable, marked_by, frontier, ..comes }
     }
 
     /// A volume that writes back goes, with all that is dirty in its store. Its clients have gone.
@@ -283,6 +290,12 @@ impl Holder {
         Holder::held(What::Left, held, vec![Step::Aside], fault)
     }
 
+    /// A volume stays after all whose marker could not be written: it is tried again, until it says that the volume writes back.
+    pub fn again(held: Held, fault: Fault) -> Holder {
+        let steps = marker::again(held.cache, held.entry.generation);
+        Holder::held(What::Again, held, steps, fault)
+    }
+
     /// What is to be done next; `None` at the end.
     pub fn next(&self) -> Option<Step> {
         self.steps.front().copied()
@@ -292,7 +305,7 @@ impl Holder {
     pub fn done(&mut self) {
         if let Some(Step::Mark(..)) = self.steps.pop_front() {
             self.number += 1;
-            self.durable = self.number;
+            (self.durable, self.marked_by) = (self.number, self.entry.run);
         }
     }
 
@@ -330,6 +343,7 @@ impl Holder {
         if let (Read::There(marker), true) = (read, comer.marked) {
             there = Some(marker);
             (self.number, self.durable) = (marker.number, marker.number);
+            self.marked_by = marker.run;
         }
         let Some(order) = comer.order else {
             let dirty = comer.record.is_some_and(|record| record.holds.may_be_dirty());
@@ -468,7 +482,11 @@ impl Holder {
         let (was_undoing, what) = (std::mem::replace(&mut self.undoing, true), self.what);
         self.steps.clear();
         match (what, step) {
-            // What says that it writes back failed twice: nothing may be answered by the log any more.
+            // The marker cannot say that it writes back: nothing of it may be answered by the log until it does. Others are as well as they were.
+            (What::Goes | What::Carried, Some(Step::Mark(..))) if was_undoing => {
+                self.steps.push_back(Step::Refuse);
+            }
+            // The cache cannot: nor can it say anything of others.
             (What::Goes | What::Carried, _) if was_undoing => self.steps.push_back(Step::CloseLog),
             (What::Goes | What::Carried, Some(Step::Holds(_) | Step::Mark(..))) => {
                 self.steps.push_back(Step::Holds(Holds::Open(g)));
@@ -564,6 +582,11 @@ impl Holder {
     /// Number of the marker that was written last; the next has the next.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The run of the marker that was last read or written.
+    pub fn marked_by(&self) -> u64 {
+        self.marked_by
     }
 
     /// All up to here is durable in the store.

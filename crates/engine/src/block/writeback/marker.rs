@@ -16,6 +16,7 @@
 //! | detach | everything is destaged [drain]; the store is flushed; the cache is clean(G); the marker is clean(G) |
 //! | through | what was dirty is destaged; clients wait; as detach; writes go to the store [cleanfirst]; clients go on |
 //! | back | clients wait; the store is flushed; as attach; clients go on |
+//! | again | the marker is dirty(G), the cache is open(G); changes are logged again |
 //! | carry | no window is under way; the log is flushed; the cache is carried(G); the marker is carried(G) |
 //! | take up | the cache is open(G+1, keeps G); a journal of G is replayed and the store flushed [takereplay]; the marker is dirty(G+1); the cache is open(G+1) |
 //! | recover | the journal is replayed and the store flushed; the marker is clean(G+1); the journal is emptied |
@@ -225,10 +226,14 @@ pub enum Again {
     Unknown,
 }
 
-/// What a marker is to the holder that wrote `own` last. A cache that is lost would be missed by nobody without it, and two that write to one
-/// store make an image that no volume ever was.
-pub fn look_again(read: Read, own: &Marker) -> Again {
+/// What a marker is to the holder that wrote `own` last, and tried to write `tried` since. A cache that is lost would be missed by nobody without it, and
+/// two that write to one store make an image that no volume ever was.
+pub fn look_again(read: Read, own: &Marker, tried: Option<&Marker>) -> Again {
     let there = match read {
+        // It says what does not hold any more, and nobody else has written it.
+        Read::There(there) if tried == Some(&there) && there.mark != own.mark => {
+            return Again::Lost;
+        }
         Read::There(there) => there,
         Read::Absent { .. } | Read::Damaged => return Again::Lost,
         Read::Unreachable => return Again::Unknown,
@@ -288,6 +293,10 @@ pub enum Step {
     Resume,
     /// Nothing is logged any more.
     CloseLog,
+    /// No change of the volume is logged: it is refused. Its marker may say that nothing is dirty.
+    Refuse,
+    /// Its changes are logged again.
+    Accept,
     /// The journal holds nothing any more.
     EmptyJournal,
 }
@@ -347,6 +356,12 @@ pub fn detach(g: u64, fault: Fault) -> Vec<Step> {
     steps
 }
 
+/// The steps by which a volume of generation `g` stays whose marker could not be written twice when it went: whatever that says, it says again that
+/// the volume writes back, and then changes are logged.
+pub fn again(cache: Uuid, g: u64) -> Vec<Step> {
+    vec![Step::Mark(Mark::Dirty(cache), g), Step::Holds(Holds::Open(g)), Step::Accept]
+}
+
 /// The steps by which a volume of generation `g` is put aside with what is dirty.
 pub fn carry(cache: Uuid, g: u64) -> Vec<Step> {
     vec![
@@ -390,15 +405,15 @@ mod tests {
     fn a_holder_knows_its_marker_a_lost_one_and_another_holders() {
         let (me, other) = (Uuid([1; 16]), Uuid([2; 16]));
         let own = Marker { mark: Mark::Dirty(me), generation: 5, number: 9, run: 3 };
-        let again = |there: Marker| look_again(Read::There(there), &own);
+        let again = |there: Marker| look_again(Read::There(there), &own, None);
         assert_eq!(again(own), Again::Own);
         // A write that failed may be there all the same.
         assert_eq!(again(Marker { number: 10, ..own }), Again::Own);
         for was in [true, false] {
-            assert_eq!(look_again(Read::Absent { was }, &own), Again::Lost);
+            assert_eq!(look_again(Read::Absent { was }, &own, None), Again::Lost);
         }
-        assert_eq!(look_again(Read::Damaged, &own), Again::Lost);
-        assert_eq!(look_again(Read::Unreachable, &own), Again::Unknown);
+        assert_eq!(look_again(Read::Damaged, &own, None), Again::Lost);
+        assert_eq!(look_again(Read::Unreachable, &own, None), Again::Unknown);
         // Copies of before.
         for older in [
             Marker { number: 8, ..own },
@@ -418,5 +433,10 @@ mod tests {
         ] {
             assert_eq!(again(others), Again::Others, "{others:?}");
         }
+        // What could not be written, and was, is written over; what looks like it is another's.
+        let tried = Marker { mark: Mark::Clean, number: 10, ..own };
+        assert_eq!(look_again(Read::There(tried), &own, Some(&tried)), Again::Lost);
+        let there = Marker { number: 11, ..tried };
+        assert_eq!(look_again(Read::There(there), &own, Some(&tried)), Again::Others);
     }
 }
