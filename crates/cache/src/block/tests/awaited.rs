@@ -220,8 +220,19 @@ fn a_store_that_was_changed_while_its_volume_was_put_aside_is_said_to_be() {
     let cache = builder(dir, Some(ordered(Pace::AtBound))).open().unwrap();
     cache.volume("disk").unwrap().write(0, [1; 8192]).wait().unwrap();
     assert_eq!(changed(&cache), None, "it is new");
-    let attach =
-        || cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
+    let attach = || {
+        let uri: Uri = format!("file:{}", dir.join("disk").display()).parse().unwrap();
+        // Its lock goes when the last of its users has heard that it is closed.
+        let until = Instant::now() + Duration::from_secs(60);
+        let store = loop {
+            match open_with(&uri, &OpenOptions::default()) {
+                Ok(store) => break store,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        cache.attach_as("disk", store, &wishes(ordered(Pace::AtBound)))
+    };
     for (others, keep_dirty) in [(false, false), (true, false), (true, true)] {
         let gone = match keep_dirty {
             true => cache.detach_dirty("disk", &mut |_| true),
