@@ -390,6 +390,7 @@ mod tests {
     use super::super::super::volume_log::{Grain, Order};
     use super::super::marks::tests::{NOW, append, log};
     use super::*;
+    use crate::block::OpId;
 
     /// The store has all of it, and nothing can say so: whoever waits at it waits for nothing.
     #[test]
