@@ -658,11 +658,12 @@ def marker_states(off=None):
     return len(seen)
 
 SETBACK = {'setback': 'a marker with a lower number than the cache knows, or of a later run than the cache\'s, is refused',
-           'runfirst': 'a start raises the cache\'s run before the marker has it'}
+           'runfirst': 'a start raises the cache\'s run before the marker has it',
+           'runkept': 'a start that does not see the marker leaves the run that the cache has of the volume'}
 def setback_states(off=None):
     """Somebody puts back an older marker, or an older image of the cache, while the daemon is down; the store stays. Only where it
     can be seen: what both sides agree on looks like what was. A state: marker (state, generation, number, run), cache (state,
-    generation, version, number it knows, run), store, newest version, whether the daemon runs, a copy taken earlier, whether it was put back."""
+    generation, version, number it knows, run of its marker), store, newest version, whether the daemon runs, a copy taken earlier, whether it was put back."""
     on = lambda r: off != r
     w0 = {'m': ('clean', 0, 0, 0), 'c': ('none', 0, None, 0, 0), 'st': 0, 'new': 0, 'up': False, 'copy': None, 'back': False}
     mark = lambda state, g: lambda w: {**w, 'm': (state, g, w['m'][2] + 1, w['c'][4])}
@@ -687,6 +688,8 @@ def setback_states(off=None):
         elif not w['back']:
             part, old = w['copy']; n = {**w, part: old, 'back': True}
             if n['m'][2] < n['c'][3] or n['m'][3] > n['c'][4]: todo.append((n, how + ('put back',)))
+        # The store is away: it is judged by the next start, as if this had not been.
+        if not on('runkept'): go([lambda w: {**w, 'c': c[:4] + (c[4] + 1,)}], 'away')
         if m[2] < c[3] or m[3] > c[4]:
             if not w['back']: raise Broken(f'refused, and nobody put anything back: {how}')
             if on('setback'): continue                                  # the operator decides: recover or discard

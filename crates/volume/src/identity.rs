@@ -18,6 +18,12 @@ use larder_base::{HashKey, KeyHasher};
 
 use super::watch::is_coarse;
 
+const UNLOOKED: &str = "its store is of another kind, or could not be looked at when it was let go";
+const COARSE: &str =
+    "its file system keeps whole seconds, which do not show whether it was changed";
+const CUT_SHORT: &str = "nothing shows that the run that was cut short was the last to change its file, and that what it wrote last is there";
+const BLIND: &str = "its store cannot tell whether it changed (--trust-unchanged vouches for it)";
+
 /// Bytes of an identity on the cache device.
 pub const IDENTITY_BYTES: usize = 64;
 
@@ -139,9 +145,7 @@ impl Identity {
     ) -> Result<(), &'static str> {
         let now = self.encode();
         if then[0] != now[0] {
-            return Err(
-                "its store is of another kind, or could not be looked at when it was let go",
-            );
+            return Err(UNLOOKED);
         }
         if then[24..32] != now[24..32] {
             return Err("its store has another size");
@@ -160,9 +164,7 @@ impl Identity {
                     return Err("its file is changed by something else");
                 }
                 if is_coarse(*changed_ns) {
-                    return Err(
-                        "its file system keeps whole seconds, which do not show whether it was changed",
-                    );
+                    return Err(COARSE);
                 }
                 let unchanged = match version {
                     0 => then[32..48] == changed_ns.to_le_bytes(),
@@ -178,9 +180,7 @@ impl Identity {
                     false if unchanged && unmarked && run != 0 && (only_read || run == *idle) => {
                         Ok(())
                     }
-                    false => Err(
-                        "nothing shows that the run that was cut short was the last to change its file, and that what it wrote last is there",
-                    ),
+                    false => Err(CUT_SHORT),
                 }
             }
             Identity::Objects { volume, changed, digest, .. } => {
@@ -198,11 +198,14 @@ impl Identity {
             }
             Identity::Blind { .. } if then != &now => Err("its store has another name"),
             Identity::Blind { .. } if trust => Ok(()),
-            Identity::Blind { .. } => {
-                Err("its store cannot tell whether it changed (--trust-unchanged vouches for it)")
-            }
+            Identity::Blind { .. } => Err(BLIND),
         }
     }
+}
+
+/// Whether a reason of [`Identity::proves`] is that the store is another one, or was changed; else nothing shows that it was not.
+pub fn is_change(why: &str) -> bool {
+    ![UNLOOKED, COARSE, CUT_SHORT, BLIND].contains(&why)
 }
 
 #[cfg(test)]

@@ -76,6 +76,8 @@ const RELEASE: Duration = Duration::from_secs(30);
 
 /// A store fails for so long after an operation of it failed.
 const FAILING: Duration = Duration::from_secs(60);
+/// That a store was changed while its volume was not attached is told for so long, as a change while it is.
+const CHANGED: Duration = Duration::from_secs(3600);
 
 /// Hears how far something is, and says whether whoever asked is still there.
 pub(crate) type GoOn<'a> = &'a mut dyn FnMut(Progress) -> bool;
@@ -134,7 +136,7 @@ fn moved(volume: &Volume) -> Option<String> {
 }
 
 /// How a volume's store does.
-fn store_status(volume: &Volume) -> StoreStatus {
+fn store_status(volume: &Volume, changed: Option<(Duration, &'static str)>) -> StoreStatus {
     let (failures, last) = volume.health().failures();
     let mut status = StoreStatus { state: "ok".into(), failures, ..StoreStatus::default() };
     if let Some(last) = last {
@@ -144,6 +146,12 @@ fn store_status(volume: &Volume) -> StoreStatus {
         }
         status.last_failure = Some(last.what);
         status.last_failure_seconds = Some(ago.as_secs());
+    }
+    if let Some((_, why)) = changed.filter(|(ago, _)| *ago < CHANGED) {
+        status.state = "changed".into();
+        status.trouble = Some(format!(
+            "was not as this cache had left it when it came ({why}): what was cached of it was dropped; see what else writes to it"
+        ));
     }
     if let Some(trouble) = volume.backing().trouble() {
         status.state = trouble.state.into();
@@ -746,10 +754,12 @@ impl Control {
             clients: volume.clients(),
             rule: Rule::ByPolicy.as_str().to_owned(),
             pass_through: true,
-            store: store_status(volume),
             ..VolumeStatus::default()
         };
-        let Some(attached) = self.cache.volume(volume.name()) else { return status };
+        let attached = self.cache.volume(volume.name());
+        let changed = attached.as_ref().and_then(|attached| attached.came_changed());
+        status.store = store_status(volume, changed);
+        let Some(attached) = attached else { return status };
         let c = &attached.counters;
         let load = |a: &std::sync::atomic::AtomicU64| a.load(Ordering::Relaxed);
         let (floor, ceiling) = attached.share();

@@ -330,8 +330,9 @@ pub struct FileSystem {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreStatus {
-    /// `ok`; `waiting`: it was not there at the start, and the volume is not served yet; `lost`: it is not reached; `shrunk`: it was cut short; `moved`: its file is not the one at its path any more; `changed`: something else has written to it within the last
-    /// hour; `failing`: an operation of the last minute failed.
+    /// `ok`; `waiting`: it was not there at the start, and the volume is not served yet; `refused`: it is there by now, and the volume is not served with
+    /// it, as `trouble` says; `lost`: it is not reached; `shrunk`: it was cut short; `moved`: its file is not the one at its path any more; `changed`: something else has written to it within the last
+    /// hour, or while the volume was not attached here, if it came within the last hour; `failing`: an operation of the last minute failed.
     pub state: String,
     /// Seconds that it has not been ok.
     pub since_seconds: Option<u64>,

@@ -25,7 +25,7 @@ pub struct Absent {
     pub uri: Uri,
     /// It will only be read.
     pub read_only: bool,
-    /// Why the store could not be opened, last.
+    /// Why the store could not be opened, or the volume not be served with it, last.
     pub why: String,
 }
 
@@ -34,6 +34,8 @@ struct Waiting {
     since: Instant,
     /// Attempts that failed.
     failed: u64,
+    /// The store is there, and the volume is not served with it.
+    refused: bool,
 }
 
 #[derive(Default)]
@@ -81,12 +83,18 @@ impl WaitingVolumes {
     }
 
     /// An attempt failed. What is new about it is said.
-    fn failed(&self, name: &str, why: String) {
+    fn failed(&self, name: &str, refused: bool, why: String) {
         let mut state = self.state();
         let Some(waiting) = state.volumes.get_mut(name) else { return };
         waiting.failed += 1;
+        waiting.refused = refused;
         if waiting.absent.why != why {
-            tracing::warn!("volume '{name}' waits for its store: {why}");
+            match refused {
+                true => tracing::error!(
+                    "volume '{name}' is not served though its store is there: {why}"
+                ),
+                false => tracing::warn!("volume '{name}' waits for its store: {why}"),
+            }
             waiting.absent.why = why;
         }
     }
@@ -100,10 +108,15 @@ impl WaitingVolumes {
             read_only: waiting.absent.read_only,
             rule: larder_policy::block::Rule::ByPolicy.as_str().to_owned(),
             store: StoreStatus {
-                state: "waiting".into(),
+                state: if waiting.refused { "refused" } else { "waiting" }.into(),
                 since_seconds: Some(waiting.since.elapsed().as_secs()),
                 trouble: Some(format!(
-                    "could not be opened, and is tried again every {} s: {}",
+                    "{}, and is tried again every {} s: {}",
+                    if waiting.refused {
+                        "is there, and the volume is not served with it"
+                    } else {
+                        "could not be opened"
+                    },
                     RETRY.as_secs(),
                     waiting.absent.why
                 )),
@@ -131,7 +144,7 @@ impl Control {
                 absent.why,
                 RETRY.as_secs()
             );
-            let waiting = Waiting { absent, since: Instant::now(), failed: 1 };
+            let waiting = Waiting { absent, since: Instant::now(), failed: 1, refused: false };
             let count = {
                 let mut state = self.waiting.state();
                 state.volumes.insert(name.clone(), waiting);
@@ -160,6 +173,7 @@ impl Control {
             if !self.waiting.has(name) {
                 return;
             }
+            let refused = opened.is_ok();
             let attached = match opened {
                 Ok(store) => {
                     let mut wish = self.cache.config().wish_of(name);
@@ -173,7 +187,7 @@ impl Control {
                     self.forget_waiting(name);
                     return;
                 }
-                Err(why) => self.waiting.failed(name, why),
+                Err(why) => self.waiting.failed(name, refused, why),
             }
         }
     }

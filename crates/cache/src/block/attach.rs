@@ -12,7 +12,7 @@ use larder_engine::block::volumes::Found;
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
-use super::back::BackWish;
+use super::back::{Alone, BackWish};
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::steps::At;
@@ -110,6 +110,7 @@ impl Core {
         let Some((decided, taken)) = comes else { return without() };
         let id = self.node_limits.next_id();
         let attached = Attached::new(volume, id, &taken.volume, &superblock, &self.config)?;
+        attached.came(&decided);
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
         let mut io = At { core: self, of: attached, go_on: &mut |_| true };
@@ -157,6 +158,27 @@ impl Core {
             self.pause(LOOK);
         }
         true
+    }
+
+    /// Waits until nobody else changes a volume over, and until its clients have left if it writes back: while they stay its marker is looked at. `None`
+    /// if `go_on` has said no.
+    fn alone_without_clients(&self, attached: &Attached, go_on: GoOn<'_>) -> Option<Alone> {
+        let volume = attached.volume();
+        loop {
+            if attached.attachment().is_some() && !self.await_clients(volume, go_on) {
+                return None;
+            }
+            match self.try_alone(attached) {
+                // (It has changed over meanwhile.)
+                Some(_) if attached.attachment().is_some() && volume.clients() > 0 => {}
+                Some(alone) => return Some(alone),
+                None if !go_on(Detaching::Draining) => {
+                    volume.keep_clients();
+                    return None;
+                }
+                None => self.pause(LOOK),
+            }
+        }
     }
 
     /// Puts a volume aside in good order: waits for its clients to leave, ends what is under way, makes it durable, and
@@ -214,23 +236,22 @@ impl Core {
             volume.close_clients();
         }
         let mut carried = None;
+        // Nobody changes over how it is written from here on, whichever way that is: it would come back to write back when it has gone.
+        let Some(alone) = self.alone_without_clients(&attached, go_on) else { return Ok(None) };
         if attached.attachment().is_some() {
-            if !self.await_clients(&volume, go_on) {
-                return Ok(None);
-            }
             let mut hears = |left| go_on(Detaching::Dirty(left));
             let done = match keep_dirty {
                 true => {
                     // Nobody may see its store from here on: it lacks what is dirty.
                     volume.close();
-                    self.carry_back(&attached, &mut hears).map(|done| {
+                    self.carry_back((&attached, &alone), &mut hears).map(|done| {
                         done.map(|(done, wish)| {
                             carried = Some(wish).filter(|_| done);
                             done
                         })
                     })
                 }
-                false => self.write_back_no_more(&attached, &mut hears),
+                false => self.write_back_no_more((&attached, &alone), &mut hears),
             };
             if !matches!(done, Ok(None | Some(true))) {
                 volume.reopen();

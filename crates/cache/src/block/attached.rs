@@ -1,21 +1,24 @@
 //! A volume as the cache knows it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::node;
 use larder_engine::block::node::counters::VolumeCounters;
 use larder_engine::block::node::flushes::PATIENCE;
 use larder_engine::block::node::share::{Account, ShareLines};
+use larder_engine::block::node::start::places::Decided;
 use larder_engine::block::node::{owners, setup};
+use larder_engine::block::volumes::Found;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockKind, Reason, VerdictCounts, VolumeId};
 
 use larder_runtime::RingChoice;
 use larder_volume::Alone;
+use larder_volume::identity::is_change;
 
 use super::back::Saves;
 use super::flusher::Flusher;
@@ -80,6 +83,8 @@ pub struct Attached {
     pub(super) selected: AtomicBool,
     /// Its attachment number, if it writes back; else 0.
     pub(super) attachment: AtomicU32,
+    /// Its store was not as the cache had left it when it came: when that was, and how it is known.
+    changed: OnceLock<(Instant, &'static str)>,
     /// It changes over between writing through and writing back, or goes: by one at a time.
     pub(super) changing: Arc<AtomicBool>,
     /// What the write budget makes of it.
@@ -220,6 +225,7 @@ impl Attached {
             bytes: AtomicU64::new(bytes),
             line,
             attachment: AtomicU32::new(0),
+            changed: OnceLock::new(),
             changing: Arc::default(),
             saves: Mutex::default(),
             counters: VolumeCounters::default(),
@@ -235,6 +241,20 @@ impl Attached {
             }),
             volume: volume.clone(),
         }))
+    }
+
+    /// It has come, as was decided: what is cached of it is used, or not.
+    pub(super) fn came(&self, decided: &Decided) {
+        let changed = matches!(&decided.outcome, Ok(taken) if taken.found == Found::Changed);
+        if let Some(why) = decided.cold.filter(|why| changed && is_change(why)) {
+            // (It comes once.)
+            let _ = self.changed.set((Instant::now(), why));
+        }
+    }
+
+    /// How long ago it came, if its store had been changed by something else since the cache left it, or was another one; and how that is known.
+    pub fn came_changed(&self) -> Option<(Duration, &'static str)> {
+        self.changed.get().map(|(since, why)| (since.elapsed(), *why))
     }
 
     /// Makes durable what was written before: by whomever, or by an earlier run that was cut short, ahead of the bit that

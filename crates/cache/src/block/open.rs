@@ -642,6 +642,11 @@ fn open_as(
         Started::Without(without) => &without.places,
     };
     places.decided.iter().for_each(say_cold);
+    for decided in &places.decided {
+        if let Some(volume) = needed.attached.get(&decided.coming.name) {
+            volume.came(decided);
+        }
+    }
     let (superblock, shards, log, given_up, warmth) = match started {
         Started::With(begun) => {
             let start::Begun { log, shards, warmth, dropped, damaged, .. } = *begun;

@@ -248,6 +248,7 @@ mod tests {
             holds: larder_format::block::superblock::HoldsState::Open,
             generation: 1,
             marker: 1,
+            run: 1,
             order: larder_format::block::marker::Order::Flush,
             cut: None,
         });

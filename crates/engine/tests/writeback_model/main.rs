@@ -125,7 +125,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::TakenUpUnreplayed
         | Planted::ThroughBeforeClean
         | Planted::FailedMarkForgotten => "m",
-        Planted::SetBackBelieved => "s",
+        Planted::SetBackBelieved | Planted::RunRaisedUnseen => "s",
         // Of the whole log alone.
         Planted::ClosedUnmarked
         | Planted::ClosedSlotsBelieved

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use larder_engine::block::writeback::Fault;
-use larder_engine::block::writeback::holder::{Comer, Held, Holder, Refused};
+use larder_engine::block::writeback::holder::{Comer, Held, Holder, Refused, cache_of};
 use larder_engine::block::writeback::marker::{
     Cache, Holds, Mark, Marker, Read, Step, Verdict, Why, judge, recover,
 };
@@ -27,8 +27,9 @@ struct State {
     holds: Holds,
     /// The version that the cache holds, if it holds dirty data.
     version: Option<u64>,
-    /// The marker's number that the cache knows, and its run.
+    /// The marker's number that the cache knows, the run that had the volume last, and the cache's.
     known: u64,
+    had: u64,
     run: u64,
     store: u64,
     newest: u64,
@@ -45,7 +46,7 @@ struct State {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Kept {
     Marker(Mark, u64, u64, u64),
-    Cache(Holds, Option<u64>, u64, u64),
+    Cache(Holds, Option<u64>, (u64, u64), u64),
 }
 
 impl State {
@@ -58,6 +59,7 @@ impl State {
             holds: Holds::Nothing,
             version: None,
             known: 0,
+            had: 0,
             run: 0,
             store: 0,
             newest: 0,
@@ -74,8 +76,12 @@ impl State {
         Read::There(Marker { mark: self.mark, generation, number, run })
     }
 
-    fn cache(&self) -> Cache {
-        Cache { uuid: MINE, run: self.run, holds: self.holds, known: self.known }
+    fn cache(&self, fault: Fault) -> Cache {
+        cache_of((MINE, self.run), self.record().as_ref(), 0, fault)
+    }
+
+    fn record(&self) -> Option<WrittenBack> {
+        Some(self.entry()).filter(|entry| entry.holds != HoldsState::Nothing)
     }
 
     /// The superblock's entry of the volume.
@@ -88,15 +94,17 @@ impl State {
             Holds::Carried(g) => (HoldsState::Carried, g),
         };
         let (volume, order) = (Uuid([3; 16]), Order::Journaled);
-        let marker = self.known;
-        WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, order, cut: None }
+        let (marker, run) = (self.known, self.had);
+        let cut = None;
+        WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, run, order, cut }
     }
 
     fn comes(&self, served: bool, fault: Fault) -> Holder {
         let comer = Comer {
             cache: MINE,
-            run: self.run,
-            record: Some(self.entry()).filter(|entry| entry.holds != HoldsState::Nothing),
+            former: self.run,
+            run: self.run + 1,
+            record: self.record(),
             logged: None,
             order: Some(Order::Journaled),
             marked: true,
@@ -132,7 +140,7 @@ impl State {
             }
             Step::Mark(mark, generation) => {
                 (self.mark, self.generation) = (mark, generation);
-                (self.number, self.marked_by) = (self.number + 1, self.run);
+                (self.number, self.marked_by) = (self.number + 1, self.had);
             }
             Step::Answer => {
                 self.newest += 1;
@@ -154,7 +162,9 @@ impl State {
             | Step::Aside
             | Step::Resume
             | Step::Show
-            | Step::CloseLog => {}
+            | Step::CloseLog
+            | Step::Refuse
+            | Step::Accept => {}
         }
     }
 
@@ -167,7 +177,7 @@ impl State {
             if entry.attachment == 0 {
                 (self.version, entry.attachment) = (None, 1);
             }
-            self.known = entry.marker;
+            (self.known, self.had) = (entry.marker, entry.run);
             holder.recorded(entry);
             return Ok(());
         }
@@ -184,6 +194,9 @@ impl State {
     }
 }
 
+/// A volume whose marker could not be written says again that it writes back.
+const AGAIN: &str = "again";
+
 /// States to go on from.
 struct Walk {
     todo: Vec<(State, Vec<String>)>,
@@ -192,14 +205,13 @@ struct Walk {
 impl Walk {
     /// Whatever can come of an operation: a crash behind each step, and markers that cannot be written, or are though nobody hears of it.
     fn go(&mut self, from: &State, how: &[String], name: &str, holder: Holder) {
-        let mut all = vec![(from.clone(), holder, name.to_owned())];
-        while let Some((mut state, mut holder, name)) = all.pop() {
+        let again = name == AGAIN;
+        let mut all = vec![(from.clone(), holder, name.to_owned(), again)];
+        while let Some((mut state, mut holder, name, mut refuses)) = all.pop() {
             let mut i = 0;
             while let Some(step) = holder.next() {
                 i += 1;
-                if let Step::Mark(..) = step
-                    && !holder.has_failed()
-                {
+                if let Step::Mark(..) = step {
                     for written in [false, true] {
                         let (mut state, mut holder) = (state.clone(), holder.clone());
                         if written {
@@ -208,16 +220,21 @@ impl Walk {
                         holder.failed();
                         let name =
                             format!("{name}.{i} {}", if written { "unheard" } else { "fails" });
-                        all.push((state, holder, name));
+                        all.push((state, holder, name, refuses));
                     }
                 }
+                refuses = matches!(step, Step::Refuse) || refuses && !matches!(step, Step::Accept);
                 if state.carry_out(&mut holder, step).is_err() {
                     break;
                 }
                 self.push(state.clone(), how, format!("{name}.{i}"));
             }
-            // A volume that stays after all is written again.
-            if holder.has_failed() && matches!(state.holds, Holds::Open(_)) {
+            // A volume that stays after all is written again, once its marker says so.
+            let stays = (again || holder.has_failed()) && matches!(state.holds, Holds::Open(_));
+            if refuses && !again {
+                let holder = Holder::again(state.held(), Fault::default());
+                self.go(&state, how, AGAIN, holder);
+            } else if stays && !refuses {
                 state.step(Step::Answer);
                 self.push(state, how, format!("{name}, and goes on"));
             }
@@ -237,13 +254,13 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
     let mut seen = BTreeSet::new();
     while let Some((state, how)) = walk.todo.pop() {
         // Numbers and runs are the other walk's.
-        let state = State { number: 0, marked_by: 0, known: 0, ..state };
+        let state = State { number: 0, marked_by: 0, known: 0, had: 0, ..state };
         if state.newest > 3 || state.generation > 4 || !seen.insert(state.clone()) {
             continue;
         }
         let broken = |what: &str| Err(format!("{what}: {how:?}"));
         let g = state.generation;
-        let verdict = judge(state.read(), &state.cache(), fault);
+        let verdict = judge(state.read(), &state.cache(fault), fault);
         match verdict {
             Verdict::GoOn => {
                 if state.version.is_some_and(|v| v < state.store) {
@@ -322,7 +339,7 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
             }
         }
         if let Some((of, version)) = state.copy {
-            let copy = Cache { holds: Holds::Carried(of), ..state.cache() };
+            let copy = Cache { holds: Holds::Carried(of), ..state.cache(fault) };
             let serves =
                 matches!(judge(state.read(), &copy, fault), Verdict::GoOn | Verdict::Drain);
             if serves && version.unwrap_or(0).max(state.store) < state.newest {
@@ -391,7 +408,8 @@ pub(super) fn set_back(fault: Fault) -> Result<usize, String> {
         match &state.kept {
             None => {
                 let marker = Kept::Marker(state.mark, g, state.number, state.marked_by);
-                let cache = Kept::Cache(state.holds, state.version, state.known, state.run);
+                let known = (state.known, state.had);
+                let cache = Kept::Cache(state.holds, state.version, known, state.run);
                 for kept in [marker, cache] {
                     let kept = State { kept: Some(kept), ..state.clone() };
                     walk.push(kept, &how, "keep".to_owned());
@@ -406,18 +424,21 @@ pub(super) fn set_back(fault: Fault) -> Result<usize, String> {
                     }
                     Kept::Cache(holds, version, known, run) => {
                         (back.holds, back.version) = (holds, version);
-                        (back.known, back.run) = (known, run);
+                        ((back.known, back.had), back.run) = (known, run);
                     }
                 }
-                if back.number < back.known || back.marked_by > back.run {
+                if back.number < back.known || back.marked_by > back.cache(Fault::default()).run {
                     walk.push(back, &how, "put back".to_owned());
                 }
             }
             Some(_) => {}
         }
+        // Its store is away at a start, which raises the cache's run [runkept].
+        let away = State { run: state.run + 1, ..state.clone() };
+        walk.push(away, &how, "away".to_owned());
         // A start raises the cache's run before the marker has it [runfirst].
         let mut now = State { run: state.run + 1, ..state.clone() };
-        match judge(state.read(), &state.cache(), fault) {
+        match judge(state.read(), &state.cache(fault), fault) {
             Verdict::Refuse(Why::SetBack) if !state.back => {
                 return broken("refused, and nobody put anything back");
             }

@@ -29,12 +29,12 @@
 //!  152   8  generation of the log when this was written (an unfinished snapshot's is one more), 0 if not said
 //!  160   8  pages that it had
 //!  168   8  first byte of the write log, a multiple of 1 MiB | all zero without a write log
-//!  176   4  its segments                                    | (incompatible feature bit 3)
+//!  176   4  its segments                                    | (incompatible feature bit 4)
 //!  180   4  bytes of a segment                              |
 //!  184   4  bytes of a sector                               |
 //!  188   4  attachment number that was given out last       |
 //!  192      zero
-//!  512      volumes, 192 bytes each; 256 with a write log
+//!  512      volumes, 192 bytes each; 264 with a write log
 //!
 //! volume   0   8  first group in the line space       24   4  state: 0 attached, 1 detached
 //!          8   8  groups set aside                    28   4  length of the name
@@ -49,17 +49,18 @@
 //!        214   2  zero
 //!        240   8  its records up to the sequence at 248 count below this byte alone: an operator has given up the rest
 //!        248   8  zero if that is not so
+//!        256   8  the epoch whose run had it last: no marker of this cache's own is of a later one
 //! ```
 //!
 //! Two copies of 64 KiB are written in turn, each with the next sequence number and a sync behind it; a change is written to both, so
 //! that none is undone by damage to one.
 //!
-//! A program that does not know an incompatible feature must leave the device alone. Bit 3 says that there is a write log. It lies
+//! A program that does not know an incompatible feature must leave the device alone. Bit 4 says that there is a write log. It lies
 //! behind the slots: `device size` ends before it. Bit 0 says that the log may hold data that a backing store lacks (write-back), so
-//! there is no bit 0 without bit 3. What the log holds of a volume is 0 if the volume was never written back (then the rest is zero),
-//! 1 nothing, 2 clean, 3 open, 4 taken up, 5 carried. It lies in the volume's entry, which grows to 256 bytes, and not in a table of
+//! there is no bit 0 without bit 4. Bit 3 was a write log whose volumes had 256 bytes, without the last field: it is refused. What the log holds of a volume is 0 if the volume was never written back (then the rest is zero),
+//! 1 nothing, 2 clean, 3 open, 4 taken up, 5 carried. It lies in the volume's entry, which grows to 264 bytes, and not in a table of
 //! its own: one entry has all of a volume, and there is no second list to keep in step. The price is that a device with a log knows
-//! 254 volumes at most, and one without 338.
+//! 246 volumes at most, and one without 338.
 
 use larder_base::UnixSecs;
 
@@ -88,7 +89,9 @@ pub const FEATURE_LOG: u64 = 2;
 /// Each line has a slot of its own, in a sparse file, and the map is a table.
 pub const FEATURE_SPARSE: u64 = 4;
 /// There is a write log.
-pub const FEATURE_WRITE_LOG: u64 = 8;
+pub const FEATURE_WRITE_LOG: u64 = 16;
+/// There is one of a former format, which this code does not read.
+pub const FEATURE_FORMER_WRITE_LOG: u64 = 8;
 /// Incompatible features that this code knows.
 pub const KNOWN_INCOMPATIBLE: u64 =
     FEATURE_DIRTY | FEATURE_LOG | FEATURE_SPARSE | FEATURE_WRITE_LOG;
@@ -163,6 +166,12 @@ pub enum BlockSuperblockError {
         "the device has a write log, and this program cannot write back: use one that can; formatting would lose what the volumes do not have yet"
     )]
     WriteLog,
+    /// It has a write log of a former format.
+    #[error(
+        "the device has a write log of a former format: have the Larder that wrote it bring all that is dirty to the stores, then format it anew; \
+         formatting before that would lose it"
+    )]
+    FormerWriteLog,
     /// A feature that this version does not know.
     #[error(
         "the device uses features that this program does not know (bits {unknown:#x}): use the Larder that formatted it, or format it anew"
@@ -415,6 +424,9 @@ impl BlockSuperblock {
         }
         let incompatible = u64_at(16);
         let logged = incompatible & FEATURE_WRITE_LOG != 0;
+        if incompatible & FEATURE_FORMER_WRITE_LOG != 0 {
+            return Err(E::FormerWriteLog);
+        }
         let unknown = incompatible & !KNOWN_INCOMPATIBLE;
         // Dirty data that is elsewhere than in a log which this code knows: above all it must not be lost.
         if incompatible & FEATURE_DIRTY != 0 && (!logged || unknown != 0) {

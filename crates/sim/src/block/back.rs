@@ -302,6 +302,7 @@ impl Way {
             holds,
             generation: 1,
             marker: 0,
+            run: 1,
             order: format::Order::Any,
             cut: None,
         };
@@ -313,6 +314,7 @@ impl Way {
             Change::Back => {
                 let comer = Comer {
                     cache,
+                    former: 1,
                     run: 1,
                     record: Some(entry),
                     logged: None,

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_engine::block::writeback::Fault;
-use larder_engine::block::writeback::holder::{Refused, holds_of, mark_of};
-use larder_engine::block::writeback::marker::{self, Cache, Verdict, judge};
+use larder_engine::block::writeback::holder::{Refused, cache_of, mark_of};
+use larder_engine::block::writeback::marker::{self, Verdict, judge};
 use larder_format::block::superblock::HoldsState;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_volume::marker::Found;
@@ -97,8 +97,7 @@ fn look(
         Found::Absent { was } => (marker::Read::Absent { was }, None),
         Found::Damaged => (marker::Read::Damaged, None),
     };
-    let known = record.map_or(0, |record| record.marker);
-    let cache = Cache { uuid: sb.uuid, run: sb.epoch, holds: holds_of(record), known };
+    let cache = cache_of((sb.uuid, sb.epoch), record, 0, Fault::default());
     match judge(read, &cache, Fault::default()) {
         Verdict::Refuse(why) => {
             Err(refused(name, Refused::Marker(why), &place.describe(), said.as_deref()))

@@ -35,7 +35,7 @@ impl Core {
             Said::Closed => MarkerState::Closed,
             Said::Clean => MarkerState::Clean,
         };
-        if let Some(place) = &written.place {
+        if written.place.is_some() {
             let time = unix_nanos();
             let age = || self.age_of(Some(attachment));
             let time = written.time_of(time, frontier, age);
@@ -44,18 +44,19 @@ impl Core {
                 // It has gone meanwhile.
                 return false;
             }
-            if said == Said::Closing && self.check_marker(back, &written) == Again::Others {
+            let again = self.check_marker(back, &written);
+            if again == Again::Others {
                 return false;
             }
             // (One that could not be written may have been.)
             *number += 1;
             let mut marker = self.marker(volume, &written.state, *number, state, frontier);
             marker.time = time;
-            if let Err(error) = locked(place).write(&marker) {
+            if let Err(error) = self.write_marker(&written, &marker, again) {
                 tracing::warn!("volume '{}': {error}: it is tried again", volume.name);
                 return false;
             }
-            written.said.store(frontier, Ordering::Relaxed);
+            written.wrote(&marker);
         } else if !self.holds_nothing(&volume.name) {
             tracing::error!(
                 "volume '{}': all of it is in its store, and neither a marker nor the cache device can say so: it is not written any more; format \

@@ -8,8 +8,8 @@
 use std::path::PathBuf;
 
 use larder_engine::block::writeback::Fault;
-use larder_engine::block::writeback::holder::{Refused, holds_of, mark_of};
-use larder_engine::block::writeback::marker::{self, Cache, Verdict};
+use larder_engine::block::writeback::holder::{Refused, cache_of, mark_of};
+use larder_engine::block::writeback::marker::{self, Verdict};
 use larder_format::block::BlockSuperblock;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::{COPY_BYTES, Cut, HoldsState, VolumeState, WrittenBack};
@@ -232,9 +232,7 @@ fn read_marker(
         Found::Absent { was } => (marker::Read::Absent { was }, None),
         Found::Damaged => (marker::Read::Damaged, None),
     };
-    let holds = holds_of(Some(&record));
-    let known = record.marker.max(known);
-    let cache = Cache { uuid: sb.uuid, run: sb.epoch, holds, known };
+    let cache = cache_of((sb.uuid, sb.epoch), Some(&record), known, Fault::default());
     match (marker::judge(read, &cache, Fault::default()), marker) {
         (Verdict::GoOn | Verdict::TakeUp { .. } | Verdict::Drain, Some(marker)) => {
             Ok(Some((place, marker)))

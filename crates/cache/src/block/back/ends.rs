@@ -24,7 +24,10 @@ impl Core {
         }
         let end = |volume: &Arc<Attached>| {
             // (Nothing has come in between: then it would be waited for.)
-            if let Err(error) = self.write_back_no_more(volume, &mut |left| left == 0) {
+            let ended = self
+                .alone(volume)
+                .and_then(|alone| self.write_back_no_more((volume, &alone), &mut |left| left == 0));
+            if let Err(error) = ended {
                 tracing::warn!(
                     "{error}: its marker says still that this cache may hold writes of it"
                 );

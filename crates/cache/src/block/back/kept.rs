@@ -3,18 +3,22 @@
 //! Who removes it, or writes over it, takes away what keeps others from serving a stale store. So it is looked at again while its volume is served.
 //! What is to be done then says the engine's [`look_again`].
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_base::Nanos;
 use larder_engine::block::node::logged::call_log;
-use larder_engine::block::writeback::holder::mark_of;
+use larder_engine::block::writeback::Fault;
+use larder_engine::block::writeback::holder::{Holder, mark_of};
 use larder_engine::block::writeback::marker::{self, Again, Mark, look_again};
 use larder_format::block::marker::{Marker, MarkerState};
 use larder_format::block::superblock::WrittenBack;
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace};
 
 use super::super::attached::Attached;
+use super::super::open::CacheError;
 use super::super::{Core, locked};
+use super::steps::Way;
 use super::{Back, Written, unix_nanos};
 
 /// What was wrong and was set right is told for so long.
@@ -64,7 +68,7 @@ struct Seen {
 }
 
 /// Looks at a marker.
-fn seen(place: &mut dyn MarkerPlace, own: &marker::Marker) -> Seen {
+fn seen(place: &mut dyn MarkerPlace, own: &marker::Marker, tried: Option<&marker::Marker>) -> Seen {
     let at = place.describe();
     let (read, what) = match place.look() {
         Ok(Found::There(there)) => {
@@ -81,7 +85,7 @@ fn seen(place: &mut dyn MarkerPlace, own: &marker::Marker) -> Seen {
         Ok(Found::Damaged) => (marker::Read::Damaged, format!("{at} was damaged")),
         Err(error) => (marker::Read::Unreachable, error.to_string()),
     };
-    let again = look_again(read, own);
+    let again = look_again(read, own, tried);
     let what = match again {
         Again::Lost if matches!(read, marker::Read::There(_)) => {
             format!("{at} was put back to an older copy")
@@ -98,16 +102,20 @@ impl Core {
     pub(in crate::block) fn look_at_marker(&self, volume: &Attached, refresh: bool) {
         let Some((back, attachment)) = self.back.get().zip(volume.attachment()) else { return };
         let Some(written) = back.written(attachment) else { return };
-        {
-            let log = back.log();
-            if written.place.is_none() || log.closed().is_some() || !log.is_started() {
-                // (It says so itself, or does not say yet what becomes of it.)
-                return;
-            }
-        }
-        if written.shown {
-            // No marker of this run is there: it says what it said.
+        if written.place.is_none() || written.shown || !back.log().is_started() {
+            // (No marker of this run is there, or it does not say yet what becomes of it.)
             return;
+        }
+        if back.log().closed().is_some() {
+            // What it says then is the log's to say. Whose it is decides whether that goes on, and it may be its own again.
+            let _number = locked(&written.number);
+            if volume.attachment().is_some() {
+                self.check_marker(back, &written);
+            }
+            return;
+        }
+        if back.log().is_refused(attachment) {
+            return self.says_again(back, &written);
         }
         // Before it is looked how far the store is: what comes meanwhile is not claimed.
         let time = unix_nanos();
@@ -133,8 +141,7 @@ impl Core {
         *number += 1;
         match self.write_marker(&written, &marker, again) {
             Ok(()) => {
-                written.said.store(frontier, Ordering::Relaxed);
-                written.durable.store(*number, Ordering::Relaxed);
+                written.wrote(&marker);
                 back.log().set_marker(attachment, *number);
             }
             Err(error) => self.marker_is(&written, &error.to_string(), None),
@@ -149,14 +156,18 @@ impl Core {
             mark: Mark::Dirty(back.cache.0),
             generation,
             number: written.durable.load(Ordering::Relaxed),
-            run: back.cache.1,
+            run: written.durable_run.load(Ordering::Relaxed),
         };
-        let Seen { again, what } = seen(&mut **locked(place), &own);
+        let tried = *locked(&written.tried);
+        let Seen { again, what } = seen(&mut **locked(place), &own, tried.as_ref());
+        written.silent.store(again == Again::Unknown, Ordering::Relaxed);
         let halted = again == Again::Others;
         if again != Again::Unknown && back.log().is_halted(attachment) != halted {
             call_log(self, None, |log, asks| log.halt(attachment, halted, asks));
         }
         match again {
+            // What is told then is why, and what follows.
+            _ if back.log().is_refused(attachment) => {}
             Again::Own => locked(&written.trouble).none(),
             // It is told when it is written again, or why not.
             Again::Lost => {}
@@ -180,6 +191,11 @@ impl Core {
         again: Again,
     ) -> Result<(), MarkerIoError> {
         let Some(place) = &written.place else { return Ok(()) };
+        let tried = *locked(&written.tried);
+        if marker.state == MarkerState::Clean {
+            // Until it is known to be there it may be.
+            *locked(&written.tried) = Some(mark_of(marker));
+        }
         let mut place = locked(place);
         if again != Again::Lost {
             return place.write(marker);
@@ -188,6 +204,7 @@ impl Core {
         let what = match place.read()? {
             Found::Absent { .. } => "was removed",
             Found::Damaged => "was damaged",
+            Found::There(there) if Some(mark_of(&there)) == tried => return place.write(marker),
             Found::There(_) => "was put back to an older copy",
         };
         place.write(marker)?;
@@ -201,6 +218,45 @@ impl Core {
             Some(self.now()),
         );
         Ok(())
+    }
+
+    /// A volume stays whose marker may say that it has gone: it says again that it writes back, as soon as it can be written.
+    fn says_again(&self, back: &Back, written: &Arc<Written>) {
+        let volume = &written.attached;
+        let Some(_alone) = self.try_alone(volume) else { return };
+        let again = {
+            let _number = locked(&written.number);
+            self.check_marker(back, written)
+        };
+        if again == Again::Others {
+            let why = "its marker is another's by now: see which of the two holds what counts, and stop the other";
+            return self.refuses(written, why);
+        }
+        let mut holder = Holder::again(written.held(back, self.now()), Fault::default());
+        match Way::of(self, back, volume, written.clone()).carry_out(&mut holder, &mut |_| true) {
+            Ok(()) => {
+                locked(&written.trouble).none();
+                tracing::info!(
+                    "volume '{}': its marker is written: its changes are logged again",
+                    volume.name
+                );
+            }
+            Err(why) => {
+                let why = match why.or_say(&volume.name) {
+                    CacheError::Volume { reason, .. } => reason,
+                    error => error.to_string(),
+                };
+                self.refuses(written, &why);
+            }
+        }
+    }
+
+    /// No change of a volume is logged: its marker could not be written when it was to go.
+    pub(super) fn refuses(&self, written: &Written, why: &str) {
+        let what = format!(
+            "{why}; its marker may say that nothing of it is dirty: until that is written again the volume is only read, and its writes fail"
+        );
+        self.marker_is(written, &what, None);
     }
 
     fn marker_is(&self, written: &Written, what: &str, mended: Option<Nanos>) {

@@ -40,6 +40,9 @@ impl Core {
             return Err(fail(super::ONLY_SHOWN.to_owned()));
         }
         let attachment = written.state.attachment;
+        if back.log().is_refused(attachment) {
+            return Err(fail(self.troubles_of(&written).join("; ")));
+        }
         let failed = |back: &Back| {
             let why = back.log().closed().unwrap_or("it was detached");
             fail(format!("the mark is not in its write log: {why}"))

@@ -10,6 +10,7 @@ mod journal_model;
 mod kept;
 mod marks;
 pub mod offline;
+mod patient;
 mod recover;
 mod site;
 mod start;
@@ -28,6 +29,7 @@ use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Held, Holder};
 use larder_engine::block::writeback::log::WriteLog;
+use larder_engine::block::writeback::marker::Marker;
 use larder_format::Uuid;
 use larder_format::block::marker::MAX_HOST;
 use larder_format::block::superblock::WrittenBack;
@@ -52,6 +54,8 @@ pub(super) use thrift::Saves;
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
+#[cfg(test)]
+pub(super) use patient::Patient;
 pub(super) use recover::order_words;
 pub use recover::{RecoverError, RecoverWish, Recovery, recover};
 pub use site::NoJournal;
@@ -168,8 +172,8 @@ pub(super) const NO_CACHE: (Uuid, u64) = (Uuid([0; 16]), 0);
 pub(super) const ONLY_SHOWN: &str = "its store has become smaller, and it is only read: restore its size and attach it again, or stop and discard what lies \
                                      beyond its end";
 
-/// Until it goes nobody else changes a volume over.
-struct Alone(Arc<AtomicBool>);
+/// Until it goes nobody else changes a volume over, or detaches it.
+pub(super) struct Alone(Arc<AtomicBool>);
 
 impl Drop for Alone {
     fn drop(&mut self) {
@@ -193,8 +197,13 @@ pub(super) struct Written {
     pub journal: Option<Journaling>,
     /// Number of its marker.
     pub number: Mutex<u64>,
-    /// That of the last which is known durable.
+    /// That of the last which is known durable, and the run that it names.
     pub durable: AtomicU64,
+    pub durable_run: AtomicU64,
+    /// The last clean one that was to be written, if nothing is known to have been written since.
+    pub tried: Mutex<Option<Marker>>,
+    /// It did not answer when it was looked at last.
+    pub silent: AtomicBool,
     /// What is wrong with it.
     pub trouble: Mutex<kept::Troubles>,
     /// The frontier that its marker says.
@@ -365,9 +374,9 @@ impl Core {
             return Err(fail(ONLY_SHOWN));
         }
         let attachment = written.state.attachment;
-        let all = self.drain(back, attachment, go_on);
+        let all = self.drain(back, &written, go_on);
         call_log(self, None, |log, asks| log.drain(attachment, false, asks));
-        match back.log().is_halted(attachment) && !all {
+        match !all && written.is_kept(&back.log()) {
             true => Err(fail(&self.troubles_of(&written).join("; "))),
             false => Ok(all),
         }
@@ -375,7 +384,8 @@ impl Core {
 
     /// Destages all that is logged of a volume by now as fast as can be, until it is in the store or `go_on` says no. What clients write
     /// meanwhile is not waited for.
-    fn drain(&self, back: &Back, attachment: u32, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
+    fn drain(&self, back: &Back, written: &Written, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
+        let attachment = written.state.attachment;
         call_log(self, None, |log, asks| log.drain(attachment, true, asks));
         let last = back.log().status(self.now(), attachment).map_or(0, |s| s.positions[3]);
         loop {
@@ -387,7 +397,7 @@ impl Core {
                 let there = status.is_some_and(|status| status.positions[0] >= last);
                 let clean = (log.is_clean(attachment) || there)
                     && (log.closed().is_none() || status.is_none());
-                (clean, held, log.stands(attachment) || log.is_halted(attachment))
+                (clean, held, log.stands(attachment) || written.is_kept(&log))
             };
             if clean {
                 return true;
@@ -399,14 +409,20 @@ impl Core {
         }
     }
 
+    /// The same, if nobody does it.
+    pub(super) fn try_alone(&self, volume: &Attached) -> Option<Alone> {
+        let others = volume.changing.swap(true, Ordering::SeqCst);
+        (!others).then(|| Alone(volume.changing.clone()))
+    }
+
     /// A volume is changed over by one at a time.
     fn alone(&self, volume: &Attached) -> Result<Alone, CacheError> {
-        let alone = Alone(volume.changing.clone());
-        match volume.changing.swap(true, Ordering::SeqCst) {
-            false => Ok(alone),
-            true => {
-                std::mem::forget(alone);
-                let reason = "it is changed over already: try again when that has ended".to_owned();
+        match self.try_alone(volume) {
+            Some(alone) => Ok(alone),
+            None => {
+                let reason =
+                    "it is changed over or detached already: try again when that has ended"
+                        .to_owned();
                 Err(CacheError::Volume { name: volume.name.clone(), reason })
             }
         }
@@ -415,11 +431,10 @@ impl Core {
     /// Has the steps of a volume that writes back carried out. `None` where it does not; else whether they were, or `go_on` has said no.
     fn let_go_back(
         &self,
-        volume: &Arc<Attached>,
+        (volume, _alone): (&Arc<Attached>, &Alone),
         machine: fn(Held, Fault) -> Holder,
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Option<bool>, CacheError> {
-        let _alone = self.alone(volume)?;
         let Some((back, written)) = self.back_of(&volume.name) else { return Ok(None) };
         let machine = if written.shown { Holder::left } else { machine };
         let mut holder = machine(written.held(back, self.now()), Fault::default());
@@ -436,17 +451,17 @@ impl Core {
     /// else whether all of it came there.
     pub(super) fn write_back_no_more(
         &self,
-        volume: &Arc<Attached>,
+        of: (&Arc<Attached>, &Alone),
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Option<bool>, CacheError> {
-        self.let_go_back(volume, Holder::goes, go_on)
+        self.let_go_back(of, Holder::goes, go_on)
     }
 
     /// Nobody uses a volume that goes, and its store may not be had: what is dirty stays in the cache, which may be moved to another host, and
     /// the marker says so. `None` where it does not write back; else how it is to be taken up if it stays after all.
     pub(super) fn carry_back(
         &self,
-        volume: &Arc<Attached>,
+        (volume, alone): (&Arc<Attached>, &Alone),
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Option<(bool, BackWish)>, CacheError> {
         let Some((_, written)) = self.back_of(&volume.name) else { return Ok(None) };
@@ -456,7 +471,7 @@ impl Core {
             journal: written.journal_at.clone(),
         };
         drop(written);
-        let done = self.let_go_back(volume, Holder::carried, go_on)?;
+        let done = self.let_go_back((volume, alone), Holder::carried, go_on)?;
         Ok(done.map(|done| (done, wish)))
     }
 
@@ -508,7 +523,9 @@ impl Core {
                 "it writes back already: have it write through first, and then back in another way",
             )),
             (None, Some(_)) => {
-                Ok(self.let_go_back(volume, Holder::goes_through, go_on)?.unwrap_or(true))
+                let alone = self.alone(volume)?;
+                let through = Holder::goes_through;
+                Ok(self.let_go_back((volume, &alone), through, go_on)?.unwrap_or(true))
             }
             (Some(_), None) => {
                 if volume.volume().capabilities().read_only {

@@ -25,6 +25,7 @@ use super::super::open::CacheError;
 use super::before::no_log;
 use super::ends::say_void;
 use super::journal::{Coming, Journal};
+use super::patient::{PATIENCE, Patient};
 use super::steps::{Begins, Way};
 use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, site};
 
@@ -193,6 +194,7 @@ pub(in crate::block) fn check_through(
     let mut place = place_of((name, store), wish)?;
     let comer = Comer {
         cache,
+        former: run,
         run,
         record: record.copied(),
         logged: None,
@@ -413,6 +415,12 @@ impl Core {
             _ => None,
         };
         let place = place_of((name, volume.volume().backing()), wish)?;
+        // (Without threads a program waits itself.)
+        let patient = |place| Box::new(Patient::new(place, PATIENCE)) as Box<dyn MarkerPlace>;
+        let place = match self.hand.get() {
+            None => place.map(patient),
+            Some(_) => place,
+        };
         let logged = record.and_then(|record| match found {
             Some((found, _)) => {
                 let volume = found.volumes.get(&record.attachment)?;
@@ -429,7 +437,8 @@ impl Core {
         });
         let comer = Comer {
             cache,
-            run,
+            former: run,
+            run: back.cache.1,
             record,
             logged,
             order: Some(order_of(config.order)),
@@ -553,14 +562,15 @@ impl Core {
         said: MarkerState,
         frontier: u64,
     ) -> Marker {
-        let (cache, run) = self.back.get().map_or((Uuid([0; 16]), 0), |back| back.cache);
+        let cache = self.back.get().map_or(Uuid([0; 16]), |back| back.cache.0);
         Marker {
             number,
             state: said,
             volume: state.volume,
             identity: volume.identity(),
             cache,
-            run,
+            // As the superblock has it: that is durable before.
+            run: state.run,
             host: super::host_name(),
             generation: state.generation,
             attachment: state.attachment,

@@ -1,19 +1,21 @@
 //! The steps by which a volume comes to write back, goes, is put aside, or changes over, carried out: which comes next says the engine's
 //! [`Holder`].
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
+use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::writeback::marker::{Again, Holds, Mark, Step};
 use larder_engine::block::writeback::recovery::Recovered;
 use larder_engine::block::writeback::scan;
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState};
 use larder_format::block::superblock::WrittenBack;
+use larder_runtime::Payload;
 use larder_volume::journal::Site;
 use larder_volume::marker::MarkerPlace;
 
@@ -213,6 +215,15 @@ impl<'a> Way<'a> {
                 holder.replayed(applied);
                 return Ok(());
             }
+            Step::Holds(holds) if holder.drains() => {
+                // A device that does not work is not written.
+                let said = core.is_enabled().then(|| self.record(holder, holds));
+                match said {
+                    Some(Ok(())) => {}
+                    Some(Err(_)) | None => holder.done(),
+                }
+                return Ok(());
+            }
             Step::Holds(holds) => return self.record(holder, holds),
             Step::Mark(mark, generation) => {
                 if !self.mark(holder, mark, generation)? {
@@ -247,6 +258,15 @@ impl<'a> Way<'a> {
                     );
                 });
             }
+            Step::Refuse => {
+                self.back.log().refuse(holder.state().attachment, true);
+                if let Which::Held(written) = &self.which {
+                    let at = written.place.as_ref().map(|place| locked(place).describe());
+                    let why = format!("{} could not be written", at.unwrap_or_default());
+                    core.refuses(written, &why);
+                }
+            }
+            Step::Accept => self.back.log().refuse(holder.state().attachment, false),
             // (A journal that was applied is void with its generation.)
             Step::EmptyJournal => {}
         }
@@ -272,7 +292,9 @@ impl<'a> Way<'a> {
             }
             let attachment = self.volume.attachment().unwrap_or(0);
             let held = self.back.log().status(self.core.now(), attachment);
-            if let (Which::Held(written), true) = (&self.which, self.is_halted(attachment)) {
+            if let Which::Held(written) = &self.which
+                && written.is_kept(&self.back.log())
+            {
                 return Err(self.fail(self.core.troubles_of(written).join("; ")));
             }
             if !go_on(held.map_or(0, |status| status.held.0)) {
@@ -281,11 +303,6 @@ impl<'a> Way<'a> {
             self.core.pause(LOOK);
         }
         Ok(())
-    }
-
-    /// Nothing of it comes to its store: that is somebody else's.
-    fn is_halted(&self, attachment: u32) -> bool {
-        self.back.log().is_halted(attachment)
     }
 
     /// Whether a volume that goes has a log that has failed: it comes to its store, and is written through in the end, without these steps.
@@ -370,7 +387,7 @@ impl<'a> Way<'a> {
                 "its marker names another holder: see which of the two holds what counts"
                     .to_owned(),
             )),
-            Again::Unknown => Err(self.fail("its marker cannot be read".to_owned())),
+            Again::Unknown => Err(self.fail(self.core.troubles_of(written).join("; "))),
         }
     }
 
@@ -403,33 +420,34 @@ impl<'a> Way<'a> {
             // (One that could not be written may have been.)
             **last_number = number;
         }
-        let done = match &mut self.which {
-            Which::Comes(begins) => {
-                let dirty = matches!(mark, Mark::Dirty(_));
-                if dirty {
-                    begins.open_journal(self.volume, marker.volume)?;
-                }
-                let Begins { place, journal, .. } = begins;
-                let mut write = |marker: &Marker| match place {
-                    Some(place) => place.write(marker),
-                    None => Ok(()),
-                };
-                match dirty {
-                    true => journal
-                        .mark(&marker, write)
-                        .map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?,
-                    false => write(&marker),
-                }
+        let done = if let Some(written) = &held {
+            let again = self.core.check_marker(self.back, written);
+            if again == Again::Others {
+                return Err(self.fail(self.core.troubles_of(written).join("; ")));
             }
-            Which::Held(written) => {
-                let again = self.core.check_marker(self.back, written);
-                self.core.write_marker(written, &marker, again)
+            self.core.write_marker(written, &marker, again)
+        } else if let Which::Comes(begins) = &mut self.which {
+            let dirty = matches!(mark, Mark::Dirty(_));
+            if dirty {
+                begins.open_journal(self.volume, marker.volume)?;
             }
+            let Begins { place, journal, .. } = begins;
+            let mut write = |marker: &Marker| match place {
+                Some(place) => place.write(marker),
+                None => Ok(()),
+            };
+            match dirty {
+                true => journal
+                    .mark(&marker, write)
+                    .map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?,
+                false => write(&marker),
+            }
+        } else {
+            Ok(())
         };
         done.map_err(|error| self.fail(error.to_string()))?;
-        if let Which::Held(written) = &self.which {
-            written.said.store(frontier, Ordering::Relaxed);
-            written.durable.store(number, Ordering::Relaxed);
+        if let Some(written) = &held {
+            written.wrote(&marker);
         }
         Ok(true)
     }
@@ -470,21 +488,7 @@ impl<'a> Way<'a> {
         let of = [Some(state.attachment), holder.before()];
         let mark = begins.mark.take().filter(|(said, _)| of.contains(&Some(*said)));
         // Before the log has it: what was put aside is destaged at once, through its journal.
-        back.add(Written {
-            journal,
-            attached: self.volume.clone(),
-            place: begins.place.take().map(Into::into),
-            state,
-            config: begins.config.clone(),
-            marker: begins.marker.clone(),
-            journal_at: begins.journal_at.clone(),
-            number: holder.number().into(),
-            durable: holder.number().into(),
-            said: AtomicU64::new(holder.frontier()),
-            trouble: Default::default(),
-            recovered: holder.recovered(),
-            shown: false,
-        });
+        back.add(Written { journal, ..Written::new(self.volume, holder, begins) });
         call_log(core, None, |log, asks| {
             let now = core.now();
             if log.is_aside(state.attachment) {
@@ -543,21 +547,7 @@ impl<'a> Way<'a> {
         drop(log);
         core.name_marks(back, state.attachment);
         tracing::error!("volume '{}': {beyond}", self.volume.name);
-        back.add(Written {
-            journal: None,
-            attached: self.volume.clone(),
-            place: begins.place.take().map(Into::into),
-            state,
-            config: begins.config.clone(),
-            marker: begins.marker.clone(),
-            journal_at: begins.journal_at.clone(),
-            number: holder.number().into(),
-            durable: holder.number().into(),
-            trouble: Default::default(),
-            said: AtomicU64::new(holder.frontier()),
-            recovered: holder.recovered(),
-            shown: true,
-        });
+        back.add(Written { shown: true, ..Written::new(self.volume, holder, begins) });
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
     }
 }
@@ -573,6 +563,43 @@ impl Core {
 }
 
 impl Written {
+    /// A volume as its way has brought it, without a journal, and served.
+    fn new(attached: &Arc<Attached>, holder: &Holder, begins: &mut Begins<'_>) -> Written {
+        Written {
+            attached: attached.clone(),
+            place: begins.place.take().map(Into::into),
+            state: holder.state(),
+            config: begins.config.clone(),
+            marker: begins.marker.clone(),
+            journal_at: begins.journal_at.clone(),
+            journal: None,
+            number: holder.number().into(),
+            durable: holder.number().into(),
+            durable_run: holder.marked_by().into(),
+            tried: Mutex::default(),
+            silent: AtomicBool::new(false),
+            trouble: Mutex::default(),
+            said: AtomicU64::new(holder.frontier()),
+            recovered: holder.recovered(),
+            shown: false,
+        }
+    }
+
+    /// This marker is there, durably.
+    pub(super) fn wrote(&self, marker: &Marker) {
+        *locked(&self.tried) = None;
+        self.said.store(marker.frontier, Ordering::Relaxed);
+        self.durable.store(marker.number, Ordering::Relaxed);
+        self.durable_run.store(marker.run, Ordering::Relaxed);
+    }
+
+    /// What is dirty does not come to the store before something has become of its marker: that is another's, or a log that has failed waits for it to say
+    /// how far the store is, and it does not answer.
+    pub(super) fn is_kept(&self, log: &WriteLog<Payload>) -> bool {
+        let waits = log.closed().is_some() && self.silent.load(Ordering::Relaxed);
+        waits || log.is_halted(self.state.attachment)
+    }
+
     /// As the machine has it.
     pub(super) fn held(&self, back: &Back, now: Nanos) -> Held {
         let frontier = back.log().status(now, self.state.attachment);

@@ -169,3 +169,81 @@ fn without_a_marker_what_is_dirty_waits_for_its_store_as_well() {
     drop(cache.attach_as("disk", open_store(dir, "disk"), &wish).unwrap());
     is_what_was_written(&cache);
 }
+
+/// Each start raises the run of the cache, also one that does not see the marker.
+#[test]
+fn a_cache_that_was_set_back_is_not_believed_after_starts_whose_store_was_away() {
+    for (starts, through) in [(0, false), (1, false), (3, false), (2, true)] {
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
+        leaves_dirty(dir, ordered(Pace::AtBound));
+        std::fs::copy(dir.join("cache"), dir.join("older")).unwrap();
+        let cache = builder(dir, Some(ordered(Pace::AtBound))).awaits("more").open().unwrap();
+        cache.volume("disk").unwrap().write(0, [9; 4096]).wait().unwrap();
+        drop(cache);
+        std::fs::copy(dir.join("cache"), dir.join("newer")).unwrap();
+        std::fs::rename(dir.join("older"), dir.join("cache")).unwrap();
+        for _ in 0..starts {
+            drop(only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap());
+        }
+        let wish = match through {
+            true => BackWish::default(),
+            false => wishes(ordered(Pace::AtBound)),
+        };
+        let cache = only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap();
+        let why = cache.attach_as("disk", open_store(dir, "disk"), &wish).err();
+        let why = why.expect("an older copy is believed").to_string();
+        assert!(why.contains("not of one time"), "{starts}: {why}");
+        drop(cache);
+        // Nor by a start that sees it.
+        let why = builder(dir, wish.back.clone()).awaits("more").open().err().unwrap().to_string();
+        assert!(why.contains("not of one time"), "{starts}: {why}");
+        assert!(std::fs::read(dir.join("disk")).unwrap().iter().all(|&b| b == 0));
+        // The newer one is there: it has waited as often.
+        std::fs::rename(dir.join("newer"), dir.join("cache")).unwrap();
+        for _ in 0..starts {
+            drop(only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap());
+        }
+        let cache = only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap();
+        let disk =
+            cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
+        assert!(disk.unwrap().read(0, 4096).wait().unwrap().iter().all(|&b| b == 9));
+    }
+}
+
+#[test]
+fn a_store_that_was_changed_while_its_volume_was_put_aside_is_said_to_be() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let changed =
+        |cache: &Cache| cache.core().volume("disk").unwrap().came_changed().map(|(_, why)| why);
+    let cache = builder(dir, Some(ordered(Pace::AtBound))).open().unwrap();
+    cache.volume("disk").unwrap().write(0, [1; 8192]).wait().unwrap();
+    assert_eq!(changed(&cache), None, "it is new");
+    let attach = || {
+        let uri: Uri = format!("file:{}", dir.join("disk").display()).parse().unwrap();
+        // Its lock goes when the last of its users has heard that it is closed.
+        let until = Instant::now() + Duration::from_secs(60);
+        let store = loop {
+            match open_with(&uri, &OpenOptions::default()) {
+                Ok(store) => break store,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        cache.attach_as("disk", store, &wishes(ordered(Pace::AtBound)))
+    };
+    for (others, keep_dirty) in [(false, false), (true, false), (true, true)] {
+        let gone = match keep_dirty {
+            true => cache.detach_dirty("disk", &mut |_| true),
+            false => cache.detach("disk", &mut |_| true),
+        };
+        assert!(gone.unwrap());
+        if others {
+            let file = File::options().write(true).open(dir.join("disk")).unwrap();
+            file.write_all_at(&[5; 512], 1 << 20).unwrap();
+        }
+        drop(attach().unwrap());
+        assert_eq!(changed(&cache), others.then_some("its file was changed"), "{keep_dirty}");
+    }
+}

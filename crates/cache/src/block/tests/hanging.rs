@@ -23,6 +23,9 @@ pub(super) struct State {
     pub(super) fails: AtomicBool,
     /// Losses of its.
     pub(super) losses: AtomicU64,
+    /// Operations that it was asked for, and those that have ended.
+    pub(super) asked: AtomicU64,
+    pub(super) ended: AtomicU64,
 }
 
 impl State {
@@ -101,6 +104,7 @@ impl Session for Waits {
         let fails = matches!(op, Op::Flush) && self.state.fails.load(Ordering::SeqCst);
         let failed = || Failure::new(FailureKind::Failed, "a test");
         let outcome = if fails { Err(failed()) } else { Ok(Vec::new()) };
+        self.state.asked.fetch_add(1, Ordering::SeqCst);
         self.ended.push(Done { token, op, outcome });
     }
     fn flush(&mut self, _: Instant) {}
@@ -110,7 +114,9 @@ impl Session for Waits {
             self.state.waits.fetch_or(!self.ended.is_empty(), Ordering::SeqCst);
             return None;
         }
-        self.ended.pop()
+        let done = self.ended.pop()?;
+        self.state.ended.fetch_add(1, Ordering::SeqCst);
+        Some(done)
     }
     fn in_flight(&self) -> usize {
         self.ended.len()

@@ -5,8 +5,11 @@ use std::path::Path;
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, choose};
 
+use super::hanging::{GoesOn, Hanging, State};
 use super::*;
-use crate::block::back::{BackConfig, BackStatus, Cuts, Grain, Order, Pace, RecoverWish, recover};
+use crate::block::back::{
+    BackConfig, BackStatus, BackWish, Cuts, Grain, MarkerAt, Order, Pace, RecoverWish, recover,
+};
 use crate::block::{Builder, Cache};
 
 fn builder(dir: &Path, order: Order) -> Builder {
@@ -197,4 +200,131 @@ fn a_journal_that_is_another_volumes_by_now_takes_nothing_and_is_told() {
     assert!(!all.unwrap());
     assert!(status(&cache).journal_failure.unwrap().contains("another volume"));
     assert!(std::fs::read(dir.path().join("disk")).unwrap().iter().all(|&b| b == 0));
+}
+
+#[test]
+fn nothing_more_is_begun_or_said_of_a_volume_whose_marker_names_another_while_a_window_is_under_way()
+ {
+    let dir = TempDir::new().unwrap();
+    let (path, state) = (dir.path().join("hanging.marker"), Arc::new(State::default()));
+    let _goes_on = GoesOn(state.clone());
+    let read = || {
+        let bytes = std::fs::read(&path).unwrap();
+        choose(&bytes[..4096], &bytes[4096..8192]).unwrap().marker
+    };
+    let put = |marker: &Marker| {
+        std::fs::write(&path, [marker.encode(), marker.encode()].concat()).unwrap();
+    };
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    let back = BackConfig { order: ORDERED, pace: Pace::AtBound, ..BackConfig::default() };
+    let marker = MarkerAt::At(path.display().to_string());
+    let wish = BackWish { back: Some(back), marker, ..BackWish::default() };
+    let store = Box::new(Hanging(state.clone()));
+    let volume = cache.attach_as("hanging", store, &wish).unwrap();
+    volume.write(0, [1; 4096]).wait().unwrap();
+    let was = read();
+    let others = Marker { cache: Uuid([9; 16]), host: "there".into(), ..was.clone() };
+    let others = Marker { number: was.number + 5, ..others };
+    let look = || {
+        let volume = cache.core().volume("hanging").unwrap();
+        cache.core().look_at_marker(&volume, true);
+    };
+    let frontier = || cache.core().back_status("hanging").unwrap().status.positions[0];
+    let keeps_off = || {
+        let why = cache.core().destage("hanging", &mut |_| true).unwrap_err().to_string();
+        assert!(why.contains("on host 'there'"), "{why}");
+        assert_eq!((read(), frontier()), (others.clone(), 0));
+    };
+    state.hangs.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| cache.core().destage("hanging", &mut |_| true));
+        State::seen(&state.waits);
+        put(&others);
+        look();
+        let why = flush.join().unwrap().unwrap_err().to_string();
+        assert!(why.contains("nothing comes to the store any more"), "{why}");
+    });
+    volume.write(8192, [2; 4096]).wait().unwrap();
+    let asked = state.asked.load(Ordering::SeqCst);
+    state.hangs.store(false, Ordering::SeqCst);
+    let until = Instant::now() + Duration::from_secs(60);
+    while state.ended.load(Ordering::SeqCst) < asked {
+        assert!(Instant::now() < until, "what was under way does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    look();
+    keeps_off();
+    assert_eq!(state.asked.load(Ordering::SeqCst), asked, "more is asked of the store");
+    drop(volume);
+    let why = cache.detach("hanging", &mut |_| true).unwrap_err().to_string();
+    assert!(why.contains("on host 'there'"), "{why}");
+    look();
+    keeps_off();
+    assert_eq!(state.asked.load(Ordering::SeqCst), asked, "more is asked of the store");
+    // It is its own again.
+    put(&was);
+    look();
+    assert!(cache.core().destage("hanging", &mut |_| true).unwrap());
+    assert_eq!(frontier(), 2);
+    assert!(cache.detach("hanging", &mut |_| true).unwrap());
+    assert_eq!((read().state, read().cache), (MarkerState::Clean, was.cache));
+}
+
+/// The log has failed, and says what its markers are: whose a marker is is looked at all the same.
+#[test]
+fn a_volume_whose_log_has_failed_goes_on_when_its_marker_is_its_own_again() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    let was = marker(dir.path());
+    let others = Marker { cache: Uuid([9; 16]), host: "there".into(), ..was.clone() };
+    let others = Marker { number: was.number + 5, ..others };
+    let path = dir.path().join("disk.larder");
+    std::fs::write(&path, [others.encode(), others.encode()].concat()).unwrap();
+    look(&cache);
+    cache.core().faults.flushes.store(true, Ordering::SeqCst);
+    let flush = disk.flush();
+    let until = Instant::now() + Duration::from_secs(60);
+    while status(&cache).closed.is_none() {
+        assert!(Instant::now() < until, "the log does not fail");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(marker(dir.path()), others, "it is left as it is");
+    assert!(std::fs::read(dir.path().join("disk")).unwrap().iter().all(|&b| b == 0));
+    assert!(!flush.is_done());
+    std::fs::write(&path, [was.encode(), was.encode()].concat()).unwrap();
+    look(&cache);
+    while !flush.is_done() || cache.core().back_status("disk").is_some() {
+        assert!(Instant::now() < until, "{:?}", status(&cache));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    flush.wait().unwrap();
+    assert_eq!(marker(dir.path()).state, MarkerState::Clean);
+    assert_eq!(std::fs::read(dir.path().join("disk")).unwrap()[0], 1);
+}
+
+/// As when the write budget has it write back again at that moment.
+#[test]
+fn a_volume_that_is_being_detached_does_not_change_over_and_no_marker_names_this_cache_then() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    cache.volume("disk").unwrap().write(0, [1; 4096]).wait().unwrap();
+    assert!(cache.core().change_over("disk", &BackWish::default(), &mut |_| true).unwrap());
+    assert_eq!(marker(dir.path()).state, MarkerState::Clean);
+    let back = BackConfig { order: ORDERED, pace: Pace::AtBound, ..BackConfig::default() };
+    let wish = BackWish { back: Some(back), ..BackWish::default() };
+    let (mut client, mut said) = (Some(cache.volume("disk").unwrap()), None);
+    let gone = cache.detach("disk", &mut |_| {
+        if client.take().is_some() {
+            said = Some(cache.core().change_over("disk", &wish, &mut |_| true));
+        }
+        true
+    });
+    assert!(gone.unwrap());
+    let why = said.unwrap().unwrap_err().to_string();
+    assert!(why.contains("changed over or detached already"), "{why}");
+    assert_eq!(marker(dir.path()).state, MarkerState::Clean);
 }

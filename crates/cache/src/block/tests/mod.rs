@@ -12,6 +12,7 @@ mod losses;
 mod refused;
 mod rules;
 mod shrunk;
+mod silent;
 mod sparse;
 mod thrift;
 mod through;

@@ -23,7 +23,8 @@ fn volume(daemon: &Daemon, name: &str) -> Option<Value> {
 
 fn until_served(daemon: &Daemon, name: &str) {
     let end = Instant::now() + LONG;
-    while volume(daemon, name).is_none_or(|v| v["store"]["state"] == "waiting") {
+    let waits = |v: Value| matches!(v["store"]["state"].as_str(), Some("waiting" | "refused"));
+    while volume(daemon, name).is_none_or(waits) {
         assert!(Instant::now() < end, "{:#}", daemon.status());
         std::thread::sleep(Duration::from_millis(50));
     }

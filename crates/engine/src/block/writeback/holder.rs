@@ -7,7 +7,8 @@
 //! then undoes as much as is needed for the volume to be as it was, and may be all that there is left to do.
 //!
 //! A marker that could not be written may have been written all the same. So a volume that goes on writing back says so again before anything is
-//! answered [again]: else the store would count as whole, or as put aside, while it is written.
+//! answered [again]: else the store would count as whole, or as put aside, while it is written. Where that cannot be written either no change of the
+//! volume is logged until it is ([`Holder::again`]).
 
 use std::collections::VecDeque;
 
@@ -38,9 +39,11 @@ pub struct Logged {
 /// A volume that comes.
 #[derive(Clone, Copy, Debug)]
 pub struct Comer {
-    /// This cache: its run is the one before this start's, or the present one where the volume comes later.
+    /// This cache.
     pub cache: Uuid,
-    /// See above.
+    /// The run before this start's, or the present one where the volume comes later ([`cache_of`]).
+    pub former: u64,
+    /// The present run.
     pub run: u64,
     /// What the superblock has of the volume.
     pub record: Option<WrittenBack>,
@@ -105,6 +108,8 @@ enum What {
     Carried,
     /// It was only shown, and goes as it came.
     Left,
+    /// It stays, and its marker has to say so.
+    Again,
 }
 
 /// One volume's way. See the [module](self).
@@ -116,6 +121,8 @@ pub struct Holder {
     /// Of the marker that was last written, or tried to be, and of that which is known durable.
     number: u64,
     durable: u64,
+    /// The run of the latter.
+    marked_by: u64,
     frontier: u64,
     epoch: u64,
     /// The superblock's entry, as it is or will be. Attachment 0: it gets a new one.
@@ -181,6 +188,22 @@ pub fn holds_of(record: Option<&WrittenBack>) -> Holds {
     }
 }
 
+/// This cache, as its superblock has a volume, and the log, which knows a marker of this number durable. `former` is the run before this start, or the
+/// present one where the volume comes later.
+///
+/// A run that only keeps what is dirty, while the store is away, has written no marker. So a volume that the superblock knows is judged by the run that
+/// had it last: by a later one an older copy of the cache would be believed once it was started without the store [runkept].
+pub fn cache_of(
+    (uuid, former): (Uuid, u64),
+    record: Option<&WrittenBack>,
+    logged: u64,
+    fault: Fault,
+) -> Cache {
+    let known = record.map_or(0, |record| record.marker).max(logged);
+    let record_run = record.filter(|_| !fault.is(Planted::RunRaisedUnseen)).map(|r| r.run);
+    Cache { uuid, run: record_run.unwrap_or(former), holds: holds_of(record), known }
+}
+
 impl Holder {
     /// A volume comes: to write back, or to be written through where no cache may hold more than its store.
     pub fn comes(comer: Comer, fault: Fault) -> Holder {
@@ -191,6 +214,7 @@ impl Holder {
             holds: HoldsState::Nothing,
             generation: 0,
             marker: 0,
+            run: comer.run,
             order: comer.order.unwrap_or(Order::Any),
             cut: None,
         };
@@ -199,6 +223,7 @@ impl Holder {
             steps: VecDeque::from([Step::Read]),
             number: 0,
             durable: 0,
+            marked_by: 0,
             frontier: 0,
             epoch: 0,
             entry: comer.record.unwrap_or(nothing),
@@ -218,7 +243,8 @@ impl Holder {
         }
         let comer = Comer {
             cache,
-            run: 0,
+            former: entry.run,
+            run: entry.run,
             record: Some(entry),
             logged: None,
             order: Some(entry.order),
@@ -230,7 +256,8 @@ impl Holder {
             fresh: entry.volume,
         };
         let comes = Holder::comes(comer, fault);
-        Holder { what, steps: steps.into(), number, durable: number, frontier, ..comes }
+        let (steps, durable, marked_by) = (steps.into(), number, entry.run);
+        Holder { what, steps, number, durable, marked_by, frontier, ..comes }
     }
 
     /// A volume that writes back goes, with all that is dirty in its store. Its clients have gone.
@@ -263,6 +290,12 @@ impl Holder {
         Holder::held(What::Left, held, vec![Step::Aside], fault)
     }
 
+    /// A volume stays after all whose marker could not be written: it is tried again, until it says that the volume writes back.
+    pub fn again(held: Held, fault: Fault) -> Holder {
+        let steps = marker::again(held.cache, held.entry.generation);
+        Holder::held(What::Again, held, steps, fault)
+    }
+
     /// What is to be done next; `None` at the end.
     pub fn next(&self) -> Option<Step> {
         self.steps.front().copied()
@@ -272,7 +305,7 @@ impl Holder {
     pub fn done(&mut self) {
         if let Some(Step::Mark(..)) = self.steps.pop_front() {
             self.number += 1;
-            self.durable = self.number;
+            (self.durable, self.marked_by) = (self.number, self.entry.run);
         }
     }
 
@@ -299,18 +332,18 @@ impl Holder {
         self.done();
         let comer = self.comer;
         let mut entry = comer.record.unwrap_or(self.entry);
-        let known = comer.record.map_or(0, |record| record.marker);
-        let known = known.max(comer.logged.map_or(0, |logged| logged.marker));
-        let holds = holds_of(comer.record.as_ref());
-        let cache = Cache { uuid: comer.cache, run: comer.run, holds, known };
+        let logged = comer.logged.map_or(0, |logged| logged.marker);
+        let record = comer.record.as_ref();
+        let cache = cache_of((comer.cache, comer.former), record, logged, self.fault);
         let verdict = match comer.marked {
             true => judge(read, &cache, self.fault),
-            false => unmarked(holds),
+            false => unmarked(cache.holds),
         };
         let (mut there, absent) = (None, comer.marked && !matches!(read, Read::There(_)));
         if let (Read::There(marker), true) = (read, comer.marked) {
             there = Some(marker);
             (self.number, self.durable) = (marker.number, marker.number);
+            self.marked_by = marker.run;
         }
         let Some(order) = comer.order else {
             let dirty = comer.record.is_some_and(|record| record.holds.may_be_dirty());
@@ -449,7 +482,11 @@ impl Holder {
         let (was_undoing, what) = (std::mem::replace(&mut self.undoing, true), self.what);
         self.steps.clear();
         match (what, step) {
-            // What says that it writes back failed twice: nothing may be answered by the log any more.
+            // The marker cannot say that it writes back: nothing of it may be answered by the log until it does. Others are as well as they were.
+            (What::Goes | What::Carried, Some(Step::Mark(..))) if was_undoing => {
+                self.steps.push_back(Step::Refuse);
+            }
+            // The cache cannot: nor can it say anything of others.
             (What::Goes | What::Carried, _) if was_undoing => self.steps.push_back(Step::CloseLog),
             (What::Goes | What::Carried, Some(Step::Holds(_) | Step::Mark(..))) => {
                 self.steps.push_back(Step::Holds(Holds::Open(g)));
@@ -527,7 +564,9 @@ impl Holder {
             _ => self.entry.began,
         };
         let marker = self.entry.marker.max(self.durable);
-        WrittenBack { holds, generation, began, marker, ..self.entry }
+        // Before the marker has it.
+        let run = self.entry.run.max(self.comer.run);
+        WrittenBack { holds, generation, began, marker, run, ..self.entry }
     }
 
     /// The attachment number that the volume had before it came, if it had one.
@@ -543,6 +582,11 @@ impl Holder {
     /// Number of the marker that was written last; the next has the next.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The run of the marker that was last read or written.
+    pub fn marked_by(&self) -> u64 {
+        self.marked_by
     }
 
     /// All up to here is durable in the store.
@@ -587,12 +631,14 @@ mod tests {
             holds: HoldsState::Open,
             generation: 5,
             marker: 7,
+            run: 9,
             order: Order::Flush,
             cut: None,
         };
         Comer {
             cache: CACHE,
-            run: 9,
+            former: 9,
+            run: 10,
             record: Some(record),
             logged: None,
             order,

@@ -311,8 +311,9 @@ struct Attached {
     draining: u32,
     /// It is put aside: nothing of it is destaged, and it takes no part in the room that there is.
     aside: bool,
-    /// Its store is somebody else's: nothing of it is destaged.
+    /// Its store is somebody else's: nothing of it is destaged. Its marker may say that nothing is dirty: no change is logged.
     halted: bool,
+    refuses: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
     /// It has a marker.
@@ -498,6 +499,7 @@ impl<B: Clone> WriteLog<B> {
             draining: 0,
             aside: false,
             halted: false,
+            refuses: false,
             destaged: 0,
             marked,
             closing: None,
@@ -632,7 +634,7 @@ impl<B: Clone> WriteLog<B> {
         if !self.volumes.contains_key(&append.attachment) || around {
             return asks.through.push((append.op, Some(append)));
         }
-        self.waiting.push_back(append);
+        self.wait_or_refuse(append, asks);
     }
 
     /// All have come that came at once.

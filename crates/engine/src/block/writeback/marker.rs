@@ -2,7 +2,8 @@
 //!
 //! The marker says which cache may hold data that the store lacks, and under which generation G of the volume. G rises with every attach
 //! and take-up, so that dirty data of an older one, or of a copy, is void [gencheck, fence, recarry]. Its number rises at each write: a
-//! marker with a lower number than the cache knows, or of a later run than the cache's, was set back, or the cache was [setback].
+//! marker with a lower number than the cache knows, or of a later run than the cache's last that had the volume, was set back, or the cache was
+//! [setback, runkept].
 //!
 //! Each operation is a list of steps, each durable before the next; a crash behind any of them leaves a state that [`judge`] goes on from. Which
 //! step comes next, and what a step that fails leaves to be done, says [`Holder`](super::holder::Holder).
@@ -11,10 +12,11 @@
 //! | --- | --- |
 //! | attach | the cache is open(G+1) [cachefirst]; the marker is dirty(G+1); the store is flushed; writes are answered [markfirst] |
 //! | go on | a journal of G is replayed; the marker is dirty(G) once more, by the new run; writes are answered |
-//! | drain | lines are dropped [closedslots]; the store is flushed; a journal of G is replayed; the log is destaged, and the marker says so |
+//! | drain | lines are dropped [closedslots]; the store is flushed; a journal of G is replayed; the cache has its run; the log is destaged, and the marker says so |
 //! | detach | everything is destaged [drain]; the store is flushed; the cache is clean(G); the marker is clean(G) |
 //! | through | what was dirty is destaged; clients wait; as detach; writes go to the store [cleanfirst]; clients go on |
 //! | back | clients wait; the store is flushed; as attach; clients go on |
+//! | again | the marker is dirty(G), the cache is open(G); changes are logged again |
 //! | carry | no window is under way; the log is flushed; the cache is carried(G); the marker is carried(G) |
 //! | take up | the cache is open(G+1, keeps G); a journal of G is replayed and the store flushed [takereplay]; the marker is dirty(G+1); the cache is open(G+1) |
 //! | recover | the journal is replayed and the store flushed; the marker is clean(G+1); the journal is emptied |
@@ -90,7 +92,7 @@ pub enum Holds {
 pub struct Cache {
     /// Its UUID.
     pub uuid: Uuid,
-    /// The run before this start.
+    /// The run that had the volume last ([`cache_of`](super::holder::cache_of)).
     pub run: u64,
     /// What it holds of the volume.
     pub holds: Holds,
@@ -224,10 +226,14 @@ pub enum Again {
     Unknown,
 }
 
-/// What a marker is to the holder that wrote `own` last. A cache that is lost would be missed by nobody without it, and two that write to one
-/// store make an image that no volume ever was.
-pub fn look_again(read: Read, own: &Marker) -> Again {
+/// What a marker is to the holder that wrote `own` last, and tried to write `tried` since. A cache that is lost would be missed by nobody without it, and
+/// two that write to one store make an image that no volume ever was.
+pub fn look_again(read: Read, own: &Marker, tried: Option<&Marker>) -> Again {
     let there = match read {
+        // It says what does not hold any more, and nobody else has written it.
+        Read::There(there) if tried == Some(&there) && there.mark != own.mark => {
+            return Again::Lost;
+        }
         Read::There(there) => there,
         Read::Absent { .. } | Read::Damaged => return Again::Lost,
         Read::Unreachable => return Again::Unknown,
@@ -287,6 +293,10 @@ pub enum Step {
     Resume,
     /// Nothing is logged any more.
     CloseLog,
+    /// No change of the volume is logged: it is refused. Its marker may say that nothing is dirty.
+    Refuse,
+    /// Its changes are logged again.
+    Accept,
     /// The journal holds nothing any more.
     EmptyJournal,
 }
@@ -332,13 +342,13 @@ pub fn go_on(cache: Uuid, g: u64, journaled: bool, fault: Fault) -> Vec<Step> {
 }
 
 /// The steps by which a volume of generation `g` is served whose log has failed. What came to the store from memory, and is in no log, is durable before
-/// anybody sees it. Neither cache nor marker is written: that says already what is so.
+/// anybody sees it. The cache has its run, if its device can still be written, before the marker has it; the marker says already what is so.
 pub fn drain(g: u64, journaled: bool, fault: Fault) -> Vec<Step> {
     let mut steps = vec![Step::FlushStore];
     if journaled {
         steps.extend(replay(g, fault));
     }
-    steps.push(Step::Answer);
+    steps.extend([Step::Holds(Holds::Open(g)), Step::Answer]);
     steps
 }
 
@@ -355,6 +365,12 @@ pub fn detach(g: u64, fault: Fault) -> Vec<Step> {
     }
     steps.push(Step::Through);
     steps
+}
+
+/// The steps by which a volume of generation `g` stays whose marker could not be written twice when it went: whatever that says, it says again that
+/// the volume writes back, and then changes are logged.
+pub fn again(cache: Uuid, g: u64) -> Vec<Step> {
+    vec![Step::Mark(Mark::Dirty(cache), g), Step::Holds(Holds::Open(g)), Step::Accept]
 }
 
 /// The steps by which a volume of generation `g` is put aside with what is dirty.
@@ -400,15 +416,15 @@ mod tests {
     fn a_holder_knows_its_marker_a_lost_one_and_another_holders() {
         let (me, other) = (Uuid([1; 16]), Uuid([2; 16]));
         let own = Marker { mark: Mark::Dirty(me), generation: 5, number: 9, run: 3 };
-        let again = |there: Marker| look_again(Read::There(there), &own);
+        let again = |there: Marker| look_again(Read::There(there), &own, None);
         assert_eq!(again(own), Again::Own);
         // A write that failed may be there all the same.
         assert_eq!(again(Marker { number: 10, ..own }), Again::Own);
         for was in [true, false] {
-            assert_eq!(look_again(Read::Absent { was }, &own), Again::Lost);
+            assert_eq!(look_again(Read::Absent { was }, &own, None), Again::Lost);
         }
-        assert_eq!(look_again(Read::Damaged, &own), Again::Lost);
-        assert_eq!(look_again(Read::Unreachable, &own), Again::Unknown);
+        assert_eq!(look_again(Read::Damaged, &own, None), Again::Lost);
+        assert_eq!(look_again(Read::Unreachable, &own, None), Again::Unknown);
         // Copies of before.
         for older in [
             Marker { number: 8, ..own },
@@ -428,5 +444,10 @@ mod tests {
         ] {
             assert_eq!(again(others), Again::Others, "{others:?}");
         }
+        // What could not be written, and was, is written over; what looks like it is another's.
+        let tried = Marker { mark: Mark::Clean, number: 10, ..own };
+        assert_eq!(look_again(Read::There(tried), &own, Some(&tried)), Again::Lost);
+        let there = Marker { number: 11, ..tried };
+        assert_eq!(look_again(Read::There(there), &own, Some(&tried)), Again::Others);
     }
 }

@@ -100,6 +100,8 @@ faults! {
     FailedMarkForgotten,
     /// `setback`: a marker that was set back is believed.
     SetBackBelieved,
+    /// `runkept`: a start that does not see the marker raises the run by which it is judged later.
+    RunRaisedUnseen,
     /// A footer is written before what it speaks of is durable.
     FooterBeforePayload,
     /// A segment is used again while its footer is written.

@@ -35,6 +35,7 @@ fn logged() -> BlockSuperblock {
         holds: HoldsState::Open,
         generation: 4,
         marker: 70,
+        run: 1 << 41,
         order: Order::Journaled,
         cut: None,
     });
@@ -46,6 +47,7 @@ fn logged() -> BlockSuperblock {
         holds: HoldsState::Nothing,
         generation: 0,
         marker: 0,
+        run: 0,
         order: Order::Any,
         cut: None,
     };
@@ -103,14 +105,17 @@ fn features_say_what_is_there() {
     assert_eq!(BlockSuperblock::decode(&forgotten.encode()), Ok(logged()));
     let none = BlockSuperblock { incompatible: FEATURE_WRITE_LOG, ..sample() };
     assert_eq!(BlockSuperblock::decode(&none.encode()), Ok(sample()));
-    // Bit 3 without an area, an area without bit 3, an open volume without bit 0.
+    // Bit 4 without an area, an area without bit 4, an open volume without bit 0.
     let without = changed(&sample(), 16, &FEATURE_WRITE_LOG.to_le_bytes());
     assert!(matches!(without, Err(BlockSuperblockError::Field { .. })), "{without:?}");
     let sb = BlockSuperblock { volumes: Vec::new(), incompatible: FEATURE_WRITE_LOG, ..logged() };
     let stray = changed(&sb, 16, &[0; 8]);
     assert!(matches!(stray, Err(BlockSuperblockError::Field { .. })), "{stray:?}");
     let clean = changed(&logged(), 16, &FEATURE_WRITE_LOG.to_le_bytes());
-    assert_eq!(clean, Err(BlockSuperblockError::Field { field: "features", value: 8 }));
+    assert_eq!(
+        clean,
+        Err(BlockSuperblockError::Field { field: "features", value: FEATURE_WRITE_LOG })
+    );
 }
 
 #[test]
@@ -122,7 +127,7 @@ fn a_superblock_without_a_log_is_what_it_was() {
     assert_eq!(&bytes[512 + 192 + 32..][..8], "daten-ä".as_bytes());
     assert_eq!(sb.most_volumes(), 338);
     assert_eq!(sb.check_written_through(), Ok(()));
-    assert_eq!(logged().most_volumes(), 254);
+    assert_eq!(logged().most_volumes(), 246);
     assert_eq!(logged().check_written_through(), Err(BlockSuperblockError::WriteLog));
 }
 
@@ -145,6 +150,7 @@ fn as_many_volumes_as_it_may_have_fit() {
                     holds: HoldsState::Nothing,
                     generation: 0,
                     marker: u64::MAX,
+                    run: u64::MAX,
                     order: Order::Flush,
                     cut: None,
                 }),
@@ -184,7 +190,7 @@ fn a_log_lies_behind_the_slots_and_counts_for_the_device() {
 #[test]
 fn what_no_log_and_no_volume_can_be_is_refused() {
     let sb = logged();
-    let volume = |n: usize, at: usize| 512 + n * 256 + at;
+    let volume = |n: usize, at: usize| 512 + n * 264 + at;
     let wrong: [(usize, &[u8]); 17] = [
         (168, &[0, 0, 0xf0, 3, 0, 0, 0, 0]), // a MiB before the end of the layout
         (168, &[1]),                         // no MiB
@@ -215,6 +221,18 @@ fn what_no_log_and_no_volume_can_be_is_refused() {
 }
 
 #[test]
+fn a_write_log_of_a_former_format_is_refused_with_the_way_out() {
+    for dirty in [0, FEATURE_DIRTY] {
+        let former = (FEATURE_FORMER_WRITE_LOG | dirty).to_le_bytes();
+        for sb in [sample(), logged()] {
+            let why = changed(&sb, 16, &former).unwrap_err();
+            assert_eq!(why, BlockSuperblockError::FormerWriteLog);
+            assert!(why.to_string().contains("the Larder that wrote it"), "{why}");
+        }
+    }
+}
+
+#[test]
 fn it_comes_back() {
     let sb = sample();
     assert_eq!(BlockSuperblock::decode(&sb.encode()), Ok(sb));
@@ -240,12 +258,12 @@ fn the_newer_copy_rules_and_a_torn_one_does_not() {
 fn dirty_lines_and_other_versions_are_left_alone() {
     let dirty = BlockSuperblock { incompatible: FEATURE_DIRTY, ..sample() };
     assert_eq!(BlockSuperblock::decode(&dirty.encode()), Err(BlockSuperblockError::Dirty));
-    let dirty = BlockSuperblock { incompatible: FEATURE_DIRTY | 16, ..logged() };
+    let dirty = BlockSuperblock { incompatible: FEATURE_DIRTY | 32, ..logged() };
     assert_eq!(BlockSuperblock::decode(&dirty.encode()), Err(BlockSuperblockError::Dirty));
-    let feature = BlockSuperblock { incompatible: 16, ..sample() };
+    let feature = BlockSuperblock { incompatible: 32, ..sample() };
     assert_eq!(
         BlockSuperblock::decode(&feature.encode()),
-        Err(BlockSuperblockError::Feature { unknown: 16 })
+        Err(BlockSuperblockError::Feature { unknown: 32 })
     );
     let mut newer = sample().encode();
     newer[12] = 9;

@@ -16,7 +16,7 @@ pub const LEAST_SEGMENT: u32 = 64 << 10;
 pub const MOST_LOG_BYTES: u64 = 1 << 40;
 
 /// Bytes that the entry of a volume has more where there is a write log.
-pub(super) const ENTRY_BYTES: usize = 64;
+pub(super) const ENTRY_BYTES: usize = 72;
 
 const AREA_BYTES: usize = 20;
 const MIB: u64 = 1 << 20;
@@ -209,6 +209,9 @@ pub struct WrittenBack {
     pub generation: u64,
     /// The number of its marker that was last known durable.
     pub marker: u64,
+    /// The run of this cache that attached it last, or went on with it: the marker that this cache has written is of no later one. A run that
+    /// only keeps what is dirty of it leaves this as it was.
+    pub run: u64,
     /// In which order its store gets what was written.
     pub order: Order,
     /// What an operator has given up of it.
@@ -244,6 +247,7 @@ impl WrittenBack {
             out[48..56].copy_from_slice(&end.to_le_bytes());
             out[56..64].copy_from_slice(&last.to_le_bytes());
         }
+        out[64..72].copy_from_slice(&self.run.to_le_bytes());
         out
     }
 
@@ -274,6 +278,7 @@ impl WrittenBack {
             holds,
             generation: le(&entry[32..40]),
             marker: le(&entry[40..48]),
+            run: le(&entry[64..72]),
             order,
             cut: (last > 0).then_some(Cut { end, last }),
         };

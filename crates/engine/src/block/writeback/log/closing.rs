@@ -257,19 +257,19 @@ impl<B: Clone> WriteLog<B> {
         asks: &mut Asks<B>,
     ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
-        let (noting, clean) = (volume.destager.is_noting(), volume.is_clean());
-        // What cannot be read keeps it from its end: nobody can write over it any more.
-        let missing = volume.log.is_clean() && volume.destager.is_idle() && !clean;
-        let stuck = missing || volume.stops(u64::MAX, None);
         // (The marker of one that is halted is another's.)
-        let halted = volume.halted;
-        let closing = volume.closing.as_mut();
-        let Some(closing) = closing.filter(|closing| !closing.stands && !halted) else {
+        let Some(closing) = volume.closing.as_ref().filter(|c| !c.stands && !volume.halted) else {
             return;
         };
-        if stuck && closing.begun && closing.wants.is_none() && !closing.under_way {
-            return self.stand(attachment, asks);
+        let (noting, clean) = (volume.destager.is_noting(), volume.is_clean());
+        // What cannot be read keeps it from its end: nobody can write over it any more.
+        if closing.begun && closing.wants.is_none() && !closing.under_way {
+            let missing = volume.log.is_clean() && volume.destager.is_idle() && !clean;
+            if missing || volume.stops(u64::MAX, None) {
+                return self.stand(attachment, asks);
+            }
         }
+        let Some(closing) = volume.closing.as_mut() else { return };
         if closing.wants.is_none() && closing.begun {
             if noting && (!volume.marked || self.fault.is(Planted::ClosedUnmarked)) {
                 asks.steps.push(attachment);
@@ -383,4 +383,37 @@ fn extract<T>(from: &mut VecDeque<T>, mut f: impl FnMut(&mut T) -> bool) -> Vec<
     }
     *from = left;
     taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::volume_log::{Grain, Order};
+    use super::super::marks::tests::{NOW, append, log};
+    use super::*;
+    use crate::block::OpId;
+
+    /// The store has all of it, and nothing can say so: whoever waits at it waits for nothing.
+    #[test]
+    fn who_waits_at_a_volume_that_can_never_be_written_is_answered() {
+        let mut log = log(Order::Ordered(Grain::Flush));
+        log.volumes.get_mut(&1).unwrap().marked = false;
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.close(NOW, "a test", &mut asks);
+        log.append(NOW, append(1), &mut asks);
+        log.flush(NOW, 1, OpId(2), &mut asks);
+        log.step(NOW, 1, &mut out, &mut asks);
+        assert!(matches!(out[..], [Asked::Mark(Said::Clean, 0)]), "{out:?}");
+        assert!(!asks.answers.iter().any(|answer| answer.0 == OpId(1)), "it waits");
+        assert!(!log.stands(1));
+        log.marked(NOW, 1, false, &mut out, &mut asks);
+        assert!(log.stands(1));
+        assert!(asks.answers.contains(&(OpId(1), true)), "{:?}", asks.answers);
+        assert!(asks.answers.iter().any(|answer| answer.0 == OpId(2)), "{:?}", asks.answers);
+        // So is whoever comes later.
+        let mut asks = Asks::default();
+        log.append(NOW, append(3), &mut asks);
+        assert_eq!(asks.answers, [(OpId(3), true)]);
+        log.step(NOW, 1, &mut out, &mut asks);
+        assert_eq!(out.len(), 1, "nothing is asked any more: {out:?}");
+    }
 }

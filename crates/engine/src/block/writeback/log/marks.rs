@@ -208,7 +208,7 @@ impl<B: Clone> WriteLog<B> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use larder_base::Nanos;
     use larder_format::Uuid;
     use larder_format::block::write_log::SegmentGeometry;
@@ -219,9 +219,9 @@ mod tests {
     use super::super::{Asked, Attach, Config};
     use super::*;
 
-    const NOW: Nanos = Nanos::from_secs(1);
+    pub(in super::super) const NOW: Nanos = Nanos::from_secs(1);
 
-    fn log(order: Order) -> WriteLog<Vec<u8>> {
+    pub(in super::super) fn log(order: Order) -> WriteLog<Vec<u8>> {
         let mut log = WriteLog::new(Config {
             cache: Uuid([1; 16]),
             run: 1,
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    fn append(op: u64) -> Append<Vec<u8>> {
+    pub(in super::super) fn append(op: u64) -> Append<Vec<u8>> {
         let bytes = vec![op as u8; 4096];
         let sums = Sums::new(&pieces::sums(&bytes).collect::<Vec<_>>());
         let (op, kind) = (OpId(op), Kind::Write);

@@ -5,7 +5,7 @@ use larder_base::Nanos;
 use super::super::destager::Destager;
 use super::super::throttle::Throttle;
 use super::super::volume_log::VolumeLog;
-use super::{Asks, Attach, WriteLog};
+use super::{Append, Asks, Attach, WriteLog};
 
 impl<B: Clone> WriteLog<B> {
     /// Nothing of a volume is destaged from now on: it goes, and what is dirty stays. What is under way ends.
@@ -27,6 +27,26 @@ impl<B: Clone> WriteLog<B> {
     /// Whether that is so.
     pub fn is_halted(&self, attachment: u32) -> bool {
         self.volumes.get(&attachment).is_some_and(|volume| volume.halted)
+    }
+
+    /// Changes of a volume are not logged from now on, but answered as failed; or they are logged again.
+    pub fn refuse(&mut self, attachment: u32, refuses: bool) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            volume.refuses = refuses;
+        }
+    }
+
+    /// Whether that is so.
+    pub fn is_refused(&self, attachment: u32) -> bool {
+        self.volumes.get(&attachment).is_some_and(|volume| volume.refuses)
+    }
+
+    /// A change of a volume comes.
+    pub(super) fn wait_or_refuse(&mut self, append: Append<B>, asks: &mut Asks<B>) {
+        match self.is_refused(append.attachment) {
+            true => asks.answers.push((append.op, true)),
+            false => self.waiting.push_back(append),
+        }
     }
 
     /// A volume that was to be put aside stays: it is destaged again.
