@@ -195,13 +195,15 @@ impl Overlay {
     }
 
     /// What the record of this sequence, which is of this range, still shows lies elsewhere in the log (the range's first byte at
-    /// `to`), or cannot be read any more (`None`).
+    /// `to`) and can be read there, or cannot be read any more (`None`).
     pub fn moves(&mut self, range: Range<u64>, sequence: u64, to: Option<u64>) {
         let first = range.start;
         self.cut(&range, |extent| {
             let holds = match (extent.holds, to) {
                 _ if extent.sequence != sequence => extent.holds,
-                (Holds::Bytes(_), Some(to)) => Holds::Bytes(to + (extent.at - first)),
+                (Holds::Bytes(_) | Holds::Unreadable, Some(to)) => {
+                    Holds::Bytes(to + (extent.at - first))
+                }
                 (Holds::Bytes(_), None) => Holds::Unreadable,
                 (other, _) => other,
             };
@@ -385,7 +387,10 @@ mod tests {
                         let to = readable.then_some(1 << 20);
                         overlay.moves(records[which].clone(), which as u64, to);
                         for byte in records[which].clone() {
-                            let Some((sequence, Holds::Bytes(_))) = plain[byte as usize] else { continue };
+                            let Some((sequence, holds)) = plain[byte as usize] else { continue };
+                            if !matches!(holds, Holds::Bytes(_) | Holds::Unreadable) {
+                                continue;
+                            }
                             if sequence == which as u64 {
                                 let holds = to.map_or(Holds::Unreadable, |to| Holds::Bytes(to + byte - records[which].start));
                                 plain[byte as usize] = Some((sequence, holds));

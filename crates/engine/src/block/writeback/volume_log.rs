@@ -293,9 +293,22 @@ impl VolumeLog {
                 self.lost.insert(sequence);
             }
         }
-        if self.lost.len() == before {
-            return;
+        if self.lost.len() != before {
+            self.show_lost();
         }
+    }
+
+    /// The bytes of this record can be read after all. Returns whether they could not.
+    pub fn find(&mut self, sequence: u64) -> bool {
+        let was = self.lost.remove(&sequence);
+        if was {
+            self.show_lost();
+        }
+        was
+    }
+
+    /// What of the records that cannot be read shows.
+    fn show_lost(&mut self) {
         self.shows_lost = Overlay::default();
         for sequence in self.lost.first().map_or(u64::MAX, |&first| first)..=self.acknowledged {
             let Some(logged) = self.record(sequence) else { continue };
@@ -305,9 +318,10 @@ impl VolumeLog {
 
     /// This is answered.
     fn shows(&mut self, logged: &Logged, sequence: u64) {
+        let range = self.counts(sequence, logged.range());
         match self.lost.contains(&sequence) {
-            true => self.shows_lost.show(logged.range(), sequence, Holds::Unreadable),
-            false => self.shows_lost.discard(logged.range()),
+            true => self.shows_lost.show(range, sequence, Holds::Unreadable),
+            false => self.shows_lost.discard(range),
         }
     }
 
@@ -461,16 +475,16 @@ impl VolumeLog {
     /// The shortest window that has later versions of all that cannot be read in it.
     fn replaced(&self, top: u64) -> Option<Window> {
         let first = self.frontier + 1;
-        let range = self.record(first)?.range();
+        let range = self.counts(first, self.record(first)?.range());
         if matches!(self.order, Order::Journaled(_)) || self.shows_lost.touches(&range) {
             return None;
         }
         let mut left = Overlay::default();
         for sequence in first..=top {
-            let logged = self.record(sequence)?;
+            let range = self.counts(sequence, self.record(sequence)?.range());
             match self.lost.contains(&sequence) {
-                true => left.show(logged.range(), sequence, Holds::Unreadable),
-                false => left.discard(logged.range()),
+                true => left.show(range, sequence, Holds::Unreadable),
+                false => left.discard(range),
             }
             if left.bytes() == 0 {
                 return Some(first..=sequence);

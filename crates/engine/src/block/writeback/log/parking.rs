@@ -302,6 +302,7 @@ impl<B: Clone> WriteLog<B> {
             return self.segments.let_go_parked(parking.generation, None);
         };
         let lost: Vec<u64> = parking.records.iter().filter(|r| r.2).map(|r| r.0).collect();
+        let mut found = false;
         for (sequence, place, lost) in parking.records {
             let Some(logged) = volume.log.record(sequence) else {
                 // The store has it by now.
@@ -312,12 +313,14 @@ impl<B: Clone> WriteLog<B> {
             volume.overlay.moves(logged.range(), sequence, to);
             volume.log.moved(sequence, place);
             volume.parked.push_back((sequence, parking.generation));
-            if lost {
-                volume.sums.lose(sequence);
+            match lost {
+                true => volume.sums.lose(sequence),
+                // What could not be read where it was can be read here.
+                false => found |= volume.find(sequence),
             }
             self.segments.let_go(logged.batch);
         }
-        if !lost.is_empty() {
+        if !lost.is_empty() || found {
             volume.log.lose(lost);
             volume.destager.makes_anew();
         }

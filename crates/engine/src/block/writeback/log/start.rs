@@ -20,7 +20,9 @@ impl<B: Clone> WriteLog<B> {
         let mut shown = Vec::with_capacity(found.records.len());
         let mut lost = Vec::new();
         for bad in &found.unreadable {
-            volume.bad.add(bad.offset..bad.offset + bad.length);
+            // All of them are of records up to the frontier that lists them.
+            let range = bad.offset..bad.offset + bad.length;
+            volume.bad.add(volume.log.counts(found.frontier, range));
         }
         for dirty in &found.records {
             let record = &dirty.entry.record;

@@ -157,6 +157,12 @@ impl super::Attached {
             && next(false).is_none()
     }
 
+    /// A record lies where it can be read. Returns whether it counted as lost.
+    pub(super) fn find(&mut self, sequence: u64) -> bool {
+        self.unread.remove(&sequence);
+        self.log.find(sequence)
+    }
+
     /// Bytes of which reads fail.
     pub(super) fn unreadable_bytes(&self) -> u64 {
         let mut bytes = self.log.unreadable_bytes();
@@ -187,32 +193,4 @@ pub(super) fn forgets(fault: super::Fault) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn stretches_are_what_single_bytes_say(
-            steps in prop::collection::vec((0..64u64, 0..24u64, any::<bool>()), 0..60),
-        ) {
-            let mut all = Unreadable::default();
-            let mut plain = [false; 100];
-            for (at, len, bad) in steps {
-                plain[at as usize..(at + len) as usize].fill(bad);
-                if bad {
-                    all.add(at..at + len);
-                } else {
-                    all.remove(at..at + len);
-                }
-                let mut seen = [false; 100];
-                all.within(0..100).for_each(|r| seen[r.start as usize..r.end as usize].fill(true));
-                assert_eq!(seen, plain);
-                let runs = plain.chunk_by(|a, b| a == b).filter(|run| run[0]).count();
-                assert_eq!((all.count(), all.is_empty()), (runs, runs == 0));
-                let part: u64 = all.within(7..31).map(|r| r.end - r.start).sum();
-                assert_eq!(part, plain[7..31].iter().filter(|bad| **bad).count() as u64);
-            }
-        }
-    }
-}
+mod tests;
