@@ -157,7 +157,11 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
             false => record.generation + 1,
         };
         if !is_again {
-            let cut = (found.last > 0).then_some(Cut { end, last: found.last });
+            let cut = (found.last > 0).then_some(Cut {
+                end,
+                last: found.last,
+                unreadable: false,
+            });
             let volume = &mut sb.volumes[at];
             (volume.bytes, volume.identity) = (end, [0; 64]);
             volume.write_back = Some(WrittenBack { cut, generation, ..record });

@@ -45,6 +45,7 @@ pub use marks::{MarkState, NOBODY};
 pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
+pub use unreadable::NotGivenUp;
 use unreadable::Unreadable;
 
 use super::destager::{self, Destager, Pace};
@@ -270,6 +271,8 @@ struct Attached {
     bad: Unreadable,
     listing: Option<Unreadable>,
     unread: BTreeMap<u64, (u32, u64)>,
+    /// Bytes that could not be read and were given up by an operator's word, in this run.
+    given_up: u64,
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
     read: BTreeSet<u64>,
     /// Of its records, in the order of their sequence, the first behind the frontier.
@@ -473,6 +476,7 @@ impl<B: Clone> WriteLog<B> {
             bad: Unreadable::default(),
             listing: None,
             unread: BTreeMap::new(),
+            given_up: 0,
             read: BTreeSet::new(),
             sums: AllSums::default(),
             pending: VecDeque::new(),
@@ -517,8 +521,7 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
-    /// Records of a volume are not needed any more.
-    /// Returns what they held of the log, and their bytes.
+    /// Records of a volume are not needed any more. Returns what they held of the log, and their bytes.
     fn settle(&mut self, attachment: u32, position: u64) -> (u64, u64) {
         self.kept.let_go(attachment, position);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return (0, 0) };

@@ -85,6 +85,8 @@ pub struct Status {
     /// The same, because no more stretches can be listed as unreadable, and what is to come to the store next would leave more: one that is written again
     /// in its midst is two.
     pub unlisted: bool,
+    /// Bytes that could not be read and were given up by an operator's word, since the start.
+    pub given_up: u64,
     /// What is on its way to the store has something newer in place of what cannot be read: until it is there the store alone is no image.
     pub joins: bool,
     /// For want of write budget it is answered no faster than its store.
@@ -413,6 +415,7 @@ impl<B: Clone> WriteLog<B> {
             unreadable: volume.unreadable_bytes(),
             is_stopped: unlisted || volume.stops(self.counts_durable(), self.lists(attachment)),
             unlisted,
+            given_up: volume.given_up,
             joins: volume.destager.joins(),
             slowed: volume.is_slowed(),
             missed_marks: volume.missed_marks,

@@ -321,7 +321,7 @@ impl<B: Clone> WriteLog<B> {
             self.segments.let_go(logged.batch);
         }
         if !lost.is_empty() || found {
-            volume.log.lose(lost);
+            volume.loses(lost);
             volume.destager.makes_anew();
         }
     }

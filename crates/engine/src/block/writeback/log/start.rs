@@ -22,7 +22,10 @@ impl<B: Clone> WriteLog<B> {
         for bad in &found.unreadable {
             // All of them are of records up to the frontier that lists them.
             let range = bad.offset..bad.offset + bad.length;
-            volume.bad.add(volume.log.counts(found.frontier, range));
+            match volume.log.gives_up(found.frontier) {
+                true => volume.given_up += bad.length,
+                false => volume.bad.add(volume.log.counts(found.frontier, range)),
+            }
         }
         for dirty in &found.records {
             let record = &dirty.entry.record;
@@ -62,7 +65,10 @@ impl<B: Clone> WriteLog<B> {
             }
             let holds = match logged.holds() {
                 Holds::Bytes(_) if !dirty.entry.readable => {
-                    lost.push(sequence);
+                    match volume.log.gives_up(sequence) {
+                        true => volume.given_up += volume.log.lose([sequence]),
+                        false => lost.push(sequence),
+                    }
                     Holds::Unreadable
                 }
                 holds => holds,

@@ -45,7 +45,7 @@ proptest! {
 /// A volume that ends at its first byte that does not count, and what a FRONTIER lists of it.
 fn cut_at(end: u64, last: u64) -> WriteLog<Vec<u8>> {
     let mut log = log(Order::Any, SEGMENT, 16);
-    log.cut_off(1, Some(Cut { end, last }));
+    log.cut_off(1, Some(Cut { end, last, unreadable: false }));
     log
 }
 
@@ -65,7 +65,7 @@ fn what_is_listed_beyond_an_end_that_was_given_up_does_not_count() {
 #[test]
 fn what_is_lost_beyond_an_end_that_was_given_up_stops_nothing() {
     let mut volume = VolumeLog::new(Order::Ordered(Grain::Flush), 0);
-    volume.cut_off(Some(Cut { end: 2 * BLOCK, last: 1 }));
+    volume.cut_off(Some(Cut { end: 2 * BLOCK, last: 1, unreadable: false }));
     let mut overlay = Overlay::default();
     let logged = |at, len| Logged { at, len, kind: Kind::Write, batch: 1, place: 0 };
     volume.recover(logged(BLOCK, 3 * BLOCK), 0, &mut overlay);
@@ -133,6 +133,59 @@ fn what_counted_as_lost_and_is_read_when_it_is_parked_is_lost_no_more() {
         log.look(1, 0..BLOCK, |one| found.push(one));
         assert!(matches!(found[..], [Found::Logged(_)]), "{order:?}: {found:?}");
     }
+}
+
+/// Nothing can be read of the volume's only record over an older one: it is lost, and given up.
+#[test]
+fn what_cannot_be_read_and_is_given_up_shows_what_was_there_before_and_stops_nothing() {
+    for order in [Order::Any, Order::Ordered(Grain::Flush)] {
+        let mut log = log(order, SEGMENT, 16);
+        write(&mut log, 1, 0..2 * BLOCK);
+        destage(&mut log, NOW, |_| true);
+        write(&mut log, 2, BLOCK..3 * BLOCK);
+        let mut now = NOW;
+        for _ in 0..READ_TRIES {
+            destage(&mut log, now, |_| false);
+            now = now + Nanos::from_secs(10);
+        }
+        destage(&mut log, now, |_| false);
+        let status = log.status(now, 1).unwrap();
+        assert_eq!((status.unreadable, log.cannot_drain(1)), (2 * BLOCK, Some(2 * BLOCK)));
+        assert_eq!(status.is_stopped, order != Order::Any);
+        let (bytes, cut) = log.giving_up(1).unwrap();
+        assert_eq!(bytes, 2 * BLOCK);
+        let mut asks = Asks::default();
+        assert_eq!(log.give_up_unreadable(now, 1, cut, &mut asks), bytes);
+        carry(&mut log, asks);
+        let mut found = Vec::new();
+        log.look(1, 0..4 * BLOCK, |one| found.push(one));
+        assert!(found.iter().all(|one| matches!(one, Found::Clean(..))), "{order:?}: {found:?}");
+        destage(&mut log, now, |_| true);
+        let status = log.status(now, 1).unwrap();
+        assert_eq!((status.unreadable, status.is_stopped, status.given_up), (0, false, bytes));
+        assert!(log.is_clean(1) && log.cannot_drain(1).is_none(), "{order:?}: {status:?}");
+        // What is lost of later writes is lost.
+        write(&mut log, 3, 0..BLOCK);
+        for _ in 0..READ_TRIES + 1 {
+            now = now + Nanos::from_secs(10);
+            destage(&mut log, now, |_| false);
+        }
+        assert_eq!(log.status(now, 1).unwrap().unreadable, BLOCK, "{order:?}");
+    }
+}
+
+#[test]
+fn what_was_given_up_is_so_after_a_restart_and_later_losses_are_not() {
+    let mut log = log(Order::Any, SEGMENT, 16);
+    log.cut_off(1, Some(Cut { end: u64::MAX, last: 5, unreadable: true }));
+    let unreadable = vec![Extent { offset: 0, length: BLOCK }];
+    let found = Volume { frontier: 5, last: 5, unreadable, ..Volume::default() };
+    log.recover(NOW, 1, &found, &Scan::default());
+    let status = log.status(NOW, 1).unwrap();
+    assert_eq!((status.unreadable, status.given_up), (0, BLOCK));
+    let later = Volume { frontier: 6, last: 6, ..found };
+    log.recover(NOW, 1, &later, &Scan::default());
+    assert_eq!(log.status(NOW, 1).unwrap().unreadable, BLOCK);
 }
 
 const NOW: Nanos = Nanos::from_secs(1);
