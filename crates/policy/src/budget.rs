@@ -130,8 +130,9 @@ const TOKEN: u128 = 1_000_000_000_000_000;
 /// spent(t) <= rate * t + burst + capacity,
 /// ```
 /// and in the long run the mean is at most the rate. What cannot be held back is [charged](WriteBudget::charge): it may go
-/// beyond the bound by itself, is owed then, and nothing is granted until it is paid. Without an endurance the budget is off
-/// and grants everything.
+/// beyond the bound by itself, is owed then, and nothing is granted until it is paid. From the moment that [`WriteBudget::means`] says
+/// [`Means::Spent`] until it says [`Means::Plenty`], half of the income is kept for the writer that has stopped, and is granted to nobody. Without an
+/// endurance the budget is off and grants everything.
 #[derive(Clone, Debug)]
 pub struct WriteBudget {
     limit: Option<Limit>,
@@ -155,6 +156,8 @@ struct Limit {
     paid: u128,
     /// Bytes that were charged and not granted yet.
     owed: u64,
+    /// Tokens that are kept for a writer that has stopped, which nothing is granted of: part of `tokens`.
+    kept: Option<u128>,
     at: Nanos,
 }
 
@@ -195,6 +198,8 @@ pub const SPENT_SECONDS: u64 = 60;
 pub const SPENT_PART: u64 = 24;
 /// One over the part of what can be saved up that is there before a writer that has stopped writes again.
 pub const PLENTY_PART: u64 = 4;
+/// One over the part of the income that is kept for it until then: what can be held back, such as fills, would else take all of it.
+pub const KEPT_PART: u64 = 2;
 
 impl WriteBudget {
     /// A budget for a cache on `flash` bytes. `state`: what [`WriteBudget::state`] gave at the last stop; without it the
@@ -235,6 +240,7 @@ impl WriteBudget {
             debt: state.debt.min(flash.0),
             paid: 0,
             owed: state.owed,
+            kept: None,
             at: now,
         };
         Ok(WriteBudget { limit: Some(limit), spent })
@@ -283,19 +289,17 @@ impl WriteBudget {
         self.limit.as_ref().is_none_or(|l| l.loan > 0 && l.owed == 0)
     }
 
-    /// How much is left.
+    /// How much is left, for a writer that cannot hold its writes back. If it is to stop, half of the income is kept for it until there is plenty.
     pub fn means(&mut self, now: Nanos) -> Means {
-        let available = self.available(now);
-        let Some(limit) = &self.limit else { return Means::Plenty };
-        let second = u128::from(limit.rate) / 1_000_000;
-        let burst = limit.burst / TOKEN;
-        let spent = (second * u128::from(SPENT_SECONDS)).max(burst / u128::from(SPENT_PART)).max(1);
-        match (u128::from(limit.owed), u128::from(available)) {
-            (owed, _) if owed >= spent => Means::Spent,
-            (1.., _) => Means::Short,
-            (0, available) if available >= burst / u128::from(PLENTY_PART) => Means::Plenty,
-            _ => Means::Enough,
-        }
+        let Some(limit) = &mut self.limit else { return Means::Plenty };
+        limit.settle(now);
+        let means = limit.means();
+        limit.kept = match means {
+            Means::Spent => limit.kept.or(Some(0)),
+            Means::Short | Means::Enough => limit.kept,
+            Means::Plenty => None,
+        };
+        means
     }
 
     /// What [`WriteBudget::grant`] would give now at most.
@@ -305,7 +309,7 @@ impl WriteBudget {
             Some(limit) => {
                 limit.settle(now);
                 // As long as anything is owed there is nothing.
-                limit.whole_tokens().saturating_add(limit.loan)
+                limit.available()
             }
         }
     }
@@ -443,6 +447,26 @@ impl Limit {
         u64::try_from(self.tokens / TOKEN).unwrap_or(u64::MAX)
     }
 
+    /// What is granted at most: all but what is kept.
+    fn available(&self) -> u64 {
+        let free = self.tokens.saturating_sub(self.kept.unwrap_or(0)) / TOKEN;
+        u64::try_from(free).unwrap_or(u64::MAX).saturating_add(self.loan)
+    }
+
+    /// How much is left, kept or not.
+    fn means(&self) -> Means {
+        let second = u128::from(self.rate) / 1_000_000;
+        let burst = self.burst / TOKEN;
+        let spent = (second * u128::from(SPENT_SECONDS)).max(burst / u128::from(SPENT_PART)).max(1);
+        let left = u128::from(self.whole_tokens().saturating_add(self.loan));
+        match (u128::from(self.owed), left) {
+            (owed, _) if owed >= spent => Means::Spent,
+            (1.., _) => Means::Short,
+            (0, left) if left >= burst / u128::from(PLENTY_PART) => Means::Plenty,
+            _ => Means::Enough,
+        }
+    }
+
     /// Takes in what was earned since the last time.
     fn earn(&mut self, now: Nanos) {
         let elapsed = now - self.at;
@@ -458,6 +482,10 @@ impl Limit {
             self.debt -= bytes as u64;
         }
         self.tokens = self.tokens.saturating_add(income).min(self.burst);
+        if let Some(kept) = &mut self.kept {
+            let most = self.burst / u128::from(PLENTY_PART);
+            *kept = kept.saturating_add(income / u128::from(KEPT_PART)).min(most);
+        }
     }
 
     /// Earns, and pays what is owed.
@@ -466,11 +494,13 @@ impl Limit {
         if self.owed > 0 {
             self.owed -= self.take(self.owed);
         }
+        // What cannot be held back is paid first.
+        self.kept = self.kept.map(|kept| kept.min(self.tokens));
     }
 
     fn grant(&mut self, now: Nanos, wanted: u64) -> u64 {
         self.settle(now);
-        self.take(wanted)
+        self.take(wanted.min(self.available()))
     }
 
     /// Takes up to `wanted` bytes out of the bucket, and borrows what it does not hold.
@@ -622,6 +652,37 @@ mod tests {
         let mut off = WriteBudget::new(&config, ByteSize(50_000), None, Nanos::ZERO).unwrap();
         off.charge(Nanos::ZERO, 1 << 60);
         assert_eq!(off.means(Nanos::ZERO), Means::Plenty);
+    }
+
+    /// Fills take whatever they may: half of the income is there all the same when the writer's debt is paid, and no more than that is kept.
+    #[test]
+    fn a_writer_that_has_stopped_goes_on_though_others_take_all_that_they_may() {
+        let mut b =
+            WriteBudget::new(&thousand(false), ByteSize(50_000), None, Nanos::ZERO).unwrap();
+        b.charge(Nanos::ZERO, 150_000);
+        assert_eq!(b.means(Nanos::ZERO), Means::Spent);
+        let mut taken = 0;
+        let mut take = |b: &mut WriteBudget, second| {
+            while b.affords(secs(second), 100) {
+                b.charge(secs(second), 100);
+                taken += 100;
+            }
+            taken
+        };
+        let (mut back, mut taken) = (0, 0);
+        for second in 1..=4000 {
+            taken = take(&mut b, second);
+            if b.means(secs(second)) == Means::Plenty {
+                back = second;
+                break;
+            }
+        }
+        // The debt takes 150 seconds, a quarter of an hour's income twice as long as alone.
+        assert!((150 + 1790..150 + 1810).contains(&back), "{back}");
+        assert!((890_000..910_000).contains(&taken), "{taken}");
+        // Nothing is kept any more.
+        assert_eq!(b.available(secs(back)), 900_000);
+        assert_eq!(b.grant(secs(back), u64::MAX), 900_000);
     }
 
     #[test]

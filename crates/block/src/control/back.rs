@@ -108,6 +108,8 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         off_mark: s.off_mark,
         unreadable_bytes: s.unreadable,
         unreadable_stops: s.is_stopped,
+        unreadable_unlisted: s.unlisted,
+        given_up_bytes: s.given_up,
         unreadable_joins: s.joins,
         closed: now.closed.clone(),
         journal_failure: now.journal_failure.clone(),
@@ -179,14 +181,20 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
             back.oldest_seconds.unwrap_or(0.0)
         ));
     }
-    if back.unreadable_bytes > 0 {
+    if back.unreadable_unlisted {
+        alarms.push(format!(
+            "volume '{name}': no more stretches that cannot be read can be listed, and what is to come to its store next would leave more: nothing is destaged \
+             before some of them are written again as a whole or trimmed, or given up (larder block discard --served {name} --unreadable)"
+        ));
+    } else if back.unreadable_bytes > 0 {
         let then = match (back.unreadable_stops, back.closed.is_some()) {
             (true, false) => "; nothing is destaged before",
             (true, true) => "; nothing is destaged any more, and nothing is written",
             _ => "",
         };
         alarms.push(format!(
-            "volume '{name}': {} of what was written cannot be read from the write log: reads of it fail until it is written again or trimmed{then}",
+            "volume '{name}': {} of what was written cannot be read from the write log: reads of it fail until it is written again or trimmed, or given up (larder block discard \
+             --served {name} --unreadable){then}",
             ByteSize(back.unreadable_bytes)
         ));
     }
@@ -429,6 +437,14 @@ mod tests {
         assert!(all[0].contains("8 KiB of what was written cannot be read"), "{all:?}");
         assert!(all[0].ends_with("; nothing is destaged before"), "{all:?}");
         assert!(all[1].contains("no image"), "{all:?}");
+    }
+
+    #[test]
+    fn a_full_list_that_stops_a_volume_is_an_alarm_though_nothing_shows_that_cannot_be_read() {
+        let full = Status { is_stopped: true, unlisted: true, ..Status::default() };
+        let all = alarms("a", &status(full, None));
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].contains("nothing is destaged") && all[0].contains("discard --served a"));
     }
 
     #[test]

@@ -208,6 +208,9 @@ impl Control {
             }
             Request::Flush { volume } => self.flush(volume.as_deref(), go_on),
             Request::Mark { volume, name } => self.mark(&volume, &name, go_on),
+            Request::Discard { volume, yes } => {
+                Ok(json!(self.cache.discard_unreadable(&volume, yes)?))
+            }
             Request::Detach { volume, disconnect, seconds, keep_dirty } => {
                 let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
                 self.detach(&volume, (disconnect, keep_dirty), timeout, go_on)

@@ -55,6 +55,14 @@ pub enum Request {
         /// The mark's name: 1 to 255 bytes.
         name: String,
     },
+    /// What of a volume that writes back cannot be read any more is to be given up.
+    Discard {
+        /// Its name.
+        volume: String,
+        /// It is to be done; else it is only told what that would be.
+        #[serde(default)]
+        yes: bool,
+    },
     /// A volume whose store has grown, or is to grow, is to have its size.
     Resize {
         /// Its name.
@@ -286,6 +294,7 @@ mod tests {
             },
             Request::Flush { volume: None },
             Request::Flush { volume: Some("a".into()) },
+            Request::Discard { volume: "a".into(), yes: true },
             Request::Mark { volume: "a".into(), name: "vor dem Umzug: ä".into() },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
             Request::Detach {

@@ -277,6 +277,10 @@ pub struct BackVolume {
     pub unreadable_bytes: u64,
     /// Nothing is destaged for that: the order does not go on without them.
     pub unreadable_stops: bool,
+    /// The same, because no more stretches can be listed, and what is to come to the store next would leave more.
+    pub unreadable_unlisted: bool,
+    /// Bytes that could not be read and were given up by an operator's word, since the start.
+    pub given_up_bytes: u64,
     /// They were written again, and all that was logged meanwhile goes to the store at once: until it is there the store alone is no image.
     pub unreadable_joins: bool,
     /// Why nothing is logged any more, if so.

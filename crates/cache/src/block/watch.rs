@@ -50,6 +50,7 @@ impl Watch {
         let refresh = cache.now() >= self.next_refresh;
         if refresh || cache.now() >= self.next_marker {
             cache.look_at_marker(volume, refresh);
+            cache.look_at_losses(volume);
             cache.look_at_journal(volume);
             self.next_marker = cache.now() + LOOK;
             if refresh {

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::open::{self, CacheError};
 use super::MarkerAt;
-use super::offline::dirty_beyond;
+use super::offline::{self, dirty_beyond};
 use super::recover::{RecoverError, RecoverWish, recover};
 use super::start::{refused, volume_error};
 
@@ -33,6 +33,8 @@ pub struct DiscardWish {
     pub volume: String,
     /// Only what lies beyond the end of its store.
     pub beyond_end: bool,
+    /// Only what cannot be read.
+    pub unreadable: bool,
     /// Where its marker is.
     pub marker: MarkerAt,
     /// Where its journal is, if not beside the store.
@@ -97,6 +99,9 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
     let at = at.ok_or_else(|| fail("this cache does not know it"))?;
     let record = sb.volumes[at].write_back.filter(|w| w.holds.may_be_dirty());
     let record = record.ok_or_else(|| fail("this cache holds nothing that its store lacks"))?;
+    if wish.unreadable {
+        return discard_unreadable(wish, &device, &mut sb, at, record);
+    }
     let store_bytes = store.map(|store| store.capabilities().size);
     // It was cut short behind the cache's part.
     let is_again = wish.beyond_end
@@ -157,7 +162,7 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
             false => record.generation + 1,
         };
         if !is_again {
-            let cut = (found.last > 0).then_some(Cut { end, last: found.last });
+            let cut = (found.last > 0).then_some(Cut { end, last: found.last, unreadable: false });
             let volume = &mut sb.volumes[at];
             (volume.bytes, volume.identity) = (end, [0; 64]);
             volume.write_back = Some(WrittenBack { cut, generation, ..record });
@@ -189,6 +194,47 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
             Some(WrittenBack { holds: nothing, generation: 0, cut: None, ..record });
         write(&device, &mut sb)?;
     }
+    told.done = true;
+    Ok(told)
+}
+
+/// Gives up what cannot be read. Nothing that an older copy of the cache has is contradicted, so that no marker says it.
+fn discard_unreadable(
+    wish: &DiscardWish,
+    device: &FlashDevice,
+    sb: &mut BlockSuperblock,
+    at: usize,
+    record: WrittenBack,
+) -> Result<Discarded, DiscardError> {
+    let fail = |reason: &str| volume_error(&wish.volume, reason.to_owned());
+    let found = offline::lost(device, sb, record.attachment);
+    if found.gap {
+        return Err(fail(
+            "writes of it are lost in the midst of others, so nobody knows what of it cannot be read: discard all that is dirty of it",
+        )
+        .into());
+    }
+    let mut told = Discarded {
+        volume: wish.volume.clone(),
+        lost_bytes: found.bytes,
+        kept_bytes: found.dirty.saturating_sub(found.bytes),
+        fenced: true,
+        ..Discarded::default()
+    };
+    if !wish.yes {
+        return Ok(told);
+    }
+    let before = record.cut.filter(|cut| found.frontier < cut.last);
+    let end = before.map_or(u64::MAX, |cut| cut.end);
+    if found.furthest > end {
+        return Err(fail(
+            "what older writes have beyond a former end was given up: have those come to its store first",
+        )
+        .into());
+    }
+    let cut = (found.last > 0).then_some(Cut { end, last: found.last, unreadable: true });
+    sb.volumes[at].write_back = Some(WrittenBack { cut, ..record });
+    write(device, sb)?;
     told.done = true;
     Ok(told)
 }

@@ -8,6 +8,7 @@ pub mod journal;
 #[cfg(test)]
 mod journal_model;
 mod kept;
+mod lost;
 mod marks;
 pub mod offline;
 mod patient;
@@ -32,7 +33,7 @@ use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::writeback::marker::Marker;
 use larder_format::Uuid;
 use larder_format::block::marker::MAX_HOST;
-use larder_format::block::superblock::WrittenBack;
+use larder_format::block::superblock::{Cut, WrittenBack};
 use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
 
@@ -188,6 +189,11 @@ pub(super) struct Written {
     pub place: Option<Mutex<Box<dyn MarkerPlace>>>,
     /// As the superblock has it.
     pub state: WrittenBack,
+    /// What an operator has given up of it by now.
+    pub cut: Mutex<Option<Cut>>,
+    /// It was said that what cannot be read stops it; and bytes that were given up, as far as that was said.
+    pub stopped: AtomicBool,
+    pub given_up: AtomicU64,
     pub config: BackConfig,
     /// Where its marker was said to be.
     pub marker: MarkerAt,

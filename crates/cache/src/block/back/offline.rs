@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use larder_engine::block::writeback::overlay::{Holds, Overlay, Stretch};
 use larder_engine::block::writeback::recovery::{self, Dirty, Recovered, Volume};
-use larder_engine::block::writeback::volume_log::counts;
+use larder_engine::block::writeback::volume_log::{counts, gives_up};
 use larder_engine::block::writeback::{Fault, scan};
 use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::{Cut, WriteLogArea};
@@ -206,6 +206,13 @@ impl<'a> Left<'a> {
     }
 }
 
+/// What is listed of a volume as unreadable, but for what was given up.
+fn listed(volume: &Volume, cut: Option<Cut>) -> Vec<Range<u64>> {
+    let all = volume.unreadable.iter().map(|e| e.offset..e.offset + e.length);
+    let all = all.map(|range| counts(cut, volume.frontier, range));
+    all.filter(|range| !range.is_empty() && !gives_up(cut, volume.frontier)).collect()
+}
+
 /// What of a volume is dirty: of each byte the last version, but for what was given up.
 fn overlay(volume: &Volume, cut: Option<Cut>) -> Overlay {
     let mut overlay = Overlay::default();
@@ -273,7 +280,8 @@ fn look_at_volume(
     go_on: &mut dyn FnMut(u64) -> bool,
 ) {
     let volume = left.volume(attachment);
-    let shows = overlay(&volume, left.cuts.get(&attachment).copied());
+    let cut = left.cuts.get(&attachment).copied();
+    let shows = overlay(&volume, cut);
     dirty.bytes = shows.bytes();
     dirty.records = volume.records.len() as u64;
     let sequence = |dirty: &Dirty| dirty.entry.record.sequence;
@@ -285,7 +293,7 @@ fn look_at_volume(
             return;
         }
         let record = one.entry.record;
-        if record.kind != Kind::Write {
+        if record.kind != Kind::Write || gives_up(cut, record.sequence) {
             continue;
         }
         let mut lost: Vec<(Range<u64>, &'static str)> = Vec::new();
@@ -325,16 +333,16 @@ fn look_at_volume(
             }
         }
     }
-    for lost in &volume.unreadable {
+    for lost in listed(&volume, cut) {
         report.fault(DirtyFault {
             volume: dirty.name.clone(),
-            offset: Some(lost.offset),
-            bytes: lost.length,
+            offset: Some(lost.start),
+            bytes: lost.end - lost.start,
             sequence: 0,
             what: "it could not be read when it was to be destaged".to_owned(),
             remedy: LOST.to_owned(),
         });
-        dirty.lost_bytes += lost.length;
+        dirty.lost_bytes += lost.end - lost.start;
     }
     if volume.gap {
         report.fault(DirtyFault {
@@ -377,7 +385,8 @@ pub(super) fn dirty_beyond(
 ) -> Behind {
     let Some(left) = Left::read(device, sb) else { return Behind::default() };
     let volume = left.volume(attachment);
-    let shows = overlay(&volume, left.cuts.get(&attachment).copied());
+    let cut = left.cuts.get(&attachment).copied();
+    let shows = overlay(&volume, cut);
     let mut behind =
         Behind { gap: volume.gap, last: volume.last, marker: volume.marker, ..Behind::default() };
     shows.look(end..u64::MAX, |stretch| {
@@ -391,4 +400,40 @@ pub(super) fn dirty_beyond(
     });
     behind.below = shows.bytes() - behind.beyond;
     behind
+}
+
+/// What of a volume cannot be read, and was not given up.
+#[derive(Debug, Default)]
+pub(super) struct Lost {
+    /// Bytes that a reader would miss,
+    pub bytes: u64,
+    /// and dirty bytes that there are.
+    pub dirty: u64,
+    /// Records are lost in the midst of others.
+    pub gap: bool,
+    /// The store has all up to here,
+    pub frontier: u64,
+    /// and the last record.
+    pub last: u64,
+    /// Of the records behind an end that was given up before, the first that may lie behind it all the same.
+    pub furthest: u64,
+}
+
+/// Reads all that is dirty of the volume with this attachment number.
+pub(super) fn lost(device: &FlashDevice, sb: &BlockSuperblock, attachment: u32) -> Lost {
+    let Some(mut left) = Left::read(device, sb) else { return Lost::default() };
+    let volume = left.volume(attachment);
+    let mut dirty = DirtyVolume::default();
+    look_at_volume(&mut left, attachment, &mut dirty, &mut DirtyReport::default(), &mut |_| true);
+    let before = left.cuts.get(&attachment).map_or(0, |cut| cut.last);
+    let later = volume.records.iter().map(|dirty| dirty.entry.record);
+    let later = later.filter(|record| record.sequence > before);
+    Lost {
+        bytes: dirty.lost_bytes,
+        dirty: dirty.bytes,
+        gap: volume.gap,
+        frontier: volume.frontier,
+        last: volume.last,
+        furthest: later.map(|record| record.offset + record.length).max().unwrap_or(0),
+    }
 }

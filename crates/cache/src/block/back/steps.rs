@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use larder_base::Nanos;
+use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
 use larder_engine::block::writeback::log::WriteLog;
@@ -331,6 +331,8 @@ impl<'a> Way<'a> {
     fn destage(&self, step: Step, within: Option<Nanos>, go_on: GoOn<'_>) -> Result<(), NotDone> {
         let attachment = self.volume.attachment().unwrap_or(0);
         let core = self.core;
+        // Nobody is held, and nobody waits, for what cannot come.
+        self.can_drain(attachment)?;
         call_log(core, None, |log, asks| log.drain(attachment, true, asks));
         let last = match step {
             Step::DestageMost => {
@@ -347,7 +349,19 @@ impl<'a> Way<'a> {
                 || status.is_none_or(|status| status.positions[0] >= last)
         });
         call_log(core, None, |log, asks| log.drain(attachment, false, asks));
-        waited
+        waited.and_then(|()| self.can_drain(attachment))
+    }
+
+    /// All of it can come to its store, as far as is known.
+    fn can_drain(&self, attachment: u32) -> Result<(), NotDone> {
+        let missing = self.back.log().cannot_drain(attachment);
+        missing.map_or(Ok(()), |bytes| {
+            Err(self.fail(format!(
+                "{} of what was written cannot be read from the write log, so that not all of it can come to its store: write them again, trim them, or \
+                 give them up",
+                ByteSize(bytes)
+            )))
+        })
     }
 
     fn replay(&mut self, holder: &Holder, generation: u64) -> Result<Option<Applied>, NotDone> {
@@ -569,6 +583,9 @@ impl Written {
             attached: attached.clone(),
             place: begins.place.take().map(Into::into),
             state: holder.state(),
+            cut: holder.state().cut.into(),
+            stopped: false.into(),
+            given_up: 0.into(),
             config: begins.config.clone(),
             marker: begins.marker.clone(),
             journal_at: begins.journal_at.clone(),
@@ -605,7 +622,7 @@ impl Written {
         let frontier = back.log().status(now, self.state.attachment);
         Held {
             cache: back.cache.0,
-            entry: self.state,
+            entry: WrittenBack { cut: *locked(&self.cut), ..self.state },
             number: *locked(&self.number),
             marked: self.place.is_some(),
             frontier: frontier.map_or(0, |status| status.positions[0]),

@@ -1,6 +1,7 @@
 //! Volumes that write back: what may be set, what is refused, what is served, and how a store is recovered whose cache is lost.
 
 mod carried;
+mod discard;
 mod journal;
 mod marks;
 mod offline;

@@ -120,6 +120,8 @@ pub struct Destager {
     halted: bool,
     /// How often windows and epochs were begun, or begun again.
     attempts: u64,
+    /// No window can begin: the log has no room to list what would be left out behind it.
+    unlisted: bool,
     /// Something more of it cannot be read, or nothing can be left out any more: another is begun in its place.
     anew: bool,
     /// Pieces that the store was told of, and those of them that have ended.
@@ -155,6 +157,7 @@ impl Destager {
             pieces: Vec::new(),
             skips: false,
             joins: false,
+            unlisted: false,
             halted: false,
             attempts: 0,
             anew: false,
@@ -236,6 +239,11 @@ impl Destager {
     /// Whether its window holds more than may come to the store at once: until that is over the store alone is no image.
     pub fn joins(&self) -> bool {
         self.joins && self.config.order != Order::Any
+    }
+
+    /// Whether a window could begin, and the log has no room to list what would be left out behind it.
+    pub fn is_unlisted(&self) -> bool {
+        self.unlisted
     }
 
     /// Nothing more goes to the store or the journal, nor is anything noted, as long as this is so. Its window begins again afterwards.
@@ -370,12 +378,14 @@ impl Destager {
         fx: &mut impl Effects,
     ) -> Option<Window> {
         let any = self.config.order == Order::Any;
+        self.unlisted = false;
         for skips in [any, false] {
             let window = log.next(durable, most, pressed, skips)?;
             let bad = |dirty: &Dirty| dirty.holds == Holds::Unreadable;
             let (skipped, stored): (Vec<Dirty>, Vec<Dirty>) =
                 log.writes(&window).into_iter().partition(bad);
-            if fx.lists(&stored, &skipped) {
+            self.unlisted = !fx.lists(&stored, &skipped);
+            if !self.unlisted {
                 (self.pieces, self.skips) = (stored, !skipped.is_empty());
                 let alone = log.next(durable, most, pressed, true);
                 self.joins = alone.is_none_or(|alone| alone.end() < window.end());

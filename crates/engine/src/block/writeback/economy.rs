@@ -9,8 +9,9 @@
 //! | is owed 60 s of its income, and 1/24 of what it can save up | besides, each goes through: drained, its marker clean, then written through [cleanfirst] |
 //! | has 1/4 of what it can save up | those that went through write back again |
 //!
-//! Between the last two a volume stays as it is. With the usual burst of six hours it is so written through for an hour and three quarters
-//! at least. No write goes through while its volume has something dirty [through]. A volume that could not change over is tried again later.
+//! Between the last two a volume stays as it is, and half of the income is kept for it, so that fills do not take all of it. With the usual burst of
+//! six hours it is so written through for an hour and three quarters at least, and for three and a quarter at most, unless what cannot be held back
+//! either (updates of cached lines) takes more than the other half. No write goes through while its volume has something dirty [through]. A volume that could not change over is tried again later.
 //!
 //! [`Economy`] is the log's, one for all volumes; [`Thrift`] is one volume's, whether it writes back or not. A host looks into both now and then
 //! ([`Thrift::wants`]), and carries out the steps of the [`Holder`](super::holder::Holder); it decides nothing.

@@ -47,6 +47,7 @@ pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
 use times::{Marks, Times};
+pub use unreadable::NotGivenUp;
 use unreadable::Unreadable;
 
 use super::destager::{self, Destager, Pace};
@@ -273,6 +274,8 @@ struct Attached {
     bad: Unreadable,
     listing: Option<Unreadable>,
     unread: BTreeMap<u64, (u32, u64)>,
+    /// Bytes that could not be read and were given up by an operator's word, in this run.
+    given_up: u64,
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
     read: Marks,
     /// Of its records, in the order of their sequence, the first behind the frontier.
@@ -478,6 +481,7 @@ impl<B: Clone> WriteLog<B> {
             listing: None,
             unread: BTreeMap::new(),
             read: Marks::default(),
+            given_up: 0,
             sums: AllSums::default(),
             pending: VecDeque::new(),
             since: Times::default(),
@@ -522,8 +526,7 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
-    /// Records of a volume are not needed any more.
-    /// Returns what they held of the log, and their bytes.
+    /// Records of a volume are not needed any more. Returns what they held of the log, and their bytes.
     fn settle(&mut self, attachment: u32, position: u64) -> (u64, u64) {
         self.kept.let_go(attachment, position);
         let Some(volume) = self.volumes.get_mut(&attachment) else { return (0, 0) };

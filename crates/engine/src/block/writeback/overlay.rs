@@ -196,9 +196,18 @@ impl Overlay {
 
     /// What the record of this sequence, which is of this range, still shows of its bytes cannot be read any more.
     pub fn lose(&mut self, range: Range<u64>, sequence: u64) {
-        self.cut(&range, |extent| {
-            let lost = extent.sequence == sequence && extent.holds == Holds::Bytes;
-            Some(Dirty { holds: if lost { Holds::Unreadable } else { extent.holds }, ..extent })
+        self.becomes(&range, sequence, [Holds::Bytes, Holds::Unreadable]);
+    }
+
+    /// What could not be read of the record of this sequence, which is of this range, can be read after all.
+    pub fn find(&mut self, range: Range<u64>, sequence: u64) {
+        self.becomes(&range, sequence, [Holds::Unreadable, Holds::Bytes]);
+    }
+
+    fn becomes(&mut self, range: &Range<u64>, sequence: u64, [from, to]: [Holds; 2]) {
+        self.cut(range, |extent| {
+            let becomes = extent.sequence == sequence && extent.holds == from;
+            Some(Dirty { holds: if becomes { to } else { extent.holds }, ..extent })
         });
     }
 
@@ -290,7 +299,8 @@ mod tests {
     enum Step {
         Show(u64, u64, u8),
         Settle(usize),
-        Lose(usize),
+        /// It is found again, where it was lost.
+        Lose(usize, bool),
         Discard(u64, u64),
     }
 
@@ -299,7 +309,7 @@ mod tests {
         let step = prop_oneof![
             5 => (range(), 0..3u8).prop_map(|((at, len), holds)| Step::Show(at, len, holds)),
             3 => any::<prop::sample::Index>().prop_map(|i| Step::Settle(i.index(1 << 16))),
-            1 => any::<prop::sample::Index>().prop_map(|i| Step::Lose(i.index(1 << 16))),
+            1 => any::<(prop::sample::Index, bool)>().prop_map(|(i, again)| Step::Lose(i.index(1 << 16), again)),
             1 => range().prop_map(|(at, len)| Step::Discard(at, len)),
         ];
         prop::collection::vec(step, 1..60)
@@ -377,12 +387,19 @@ mod tests {
                         overlay.settle(records[which].clone(), which as u64);
                         plain.iter_mut().filter(|p| p.is_some_and(|p| p.0 == which as u64)).for_each(|p| *p = None);
                     }
-                    Step::Lose(which) if !records.is_empty() => {
+                    Step::Lose(which, again) if !records.is_empty() => {
                         let which = which % records.len();
-                        overlay.lose(records[which].clone(), which as u64);
+                        let [from, to] = match again {
+                            true => [Holds::Unreadable, Holds::Bytes],
+                            false => [Holds::Bytes, Holds::Unreadable],
+                        };
+                        match again {
+                            true => overlay.find(records[which].clone(), which as u64),
+                            false => overlay.lose(records[which].clone(), which as u64),
+                        }
                         for byte in records[which].clone() {
-                            if plain[byte as usize] == Some((which as u64, Holds::Bytes)) {
-                                plain[byte as usize] = Some((which as u64, Holds::Unreadable));
+                            if plain[byte as usize] == Some((which as u64, from)) {
+                                plain[byte as usize] = Some((which as u64, to));
                             }
                         }
                     }

@@ -151,6 +151,11 @@ pub fn counts(cut: Option<Cut>, sequence: u64, range: Range<u64>) -> Range<u64> 
     }
 }
 
+/// Whether an operator has given up what cannot be read of the records up to this one.
+pub fn gives_up(cut: Option<Cut>, sequence: u64) -> bool {
+    cut.is_some_and(|cut| cut.unreadable && sequence <= cut.last)
+}
+
 /// Records that go to the store together: their positions. Between two of them the store is flushed.
 pub type Window = RangeInclusive<u64>;
 
@@ -172,6 +177,8 @@ pub struct VolumeLog {
     /// Records whose bytes cannot be read any more, and what of them shows.
     lost: BTreeSet<u64>,
     shows_lost: Overlay,
+    /// Records that cannot be read, and that an operator has given up: nothing of them counts.
+    given: BTreeSet<u64>,
     /// What of older records does not count.
     cut: Option<Cut>,
     fault: Fault,
@@ -191,6 +198,7 @@ impl VolumeLog {
             held: 0,
             lost: BTreeSet::new(),
             shows_lost: Overlay::default(),
+            given: BTreeSet::new(),
             cut: None,
             fault: Fault::default(),
         }
@@ -208,7 +216,47 @@ impl VolumeLog {
 
     /// What counts of a record of these bytes: what it has beyond the end of its store may have been given up.
     pub fn counts(&self, sequence: u64, range: Range<u64>) -> Range<u64> {
-        counts(self.cut, sequence, range)
+        match self.given.contains(&sequence) {
+            true => range.start..range.start,
+            false => counts(self.cut, sequence, range),
+        }
+    }
+
+    /// Whether an operator has given up what cannot be read of the records up to this one.
+    pub fn gives_up(&self, sequence: u64) -> bool {
+        gives_up(self.cut, sequence)
+    }
+
+    /// What gives up all that cannot be read of the records that there are, beside what was given up before; `None` where nothing says both: records that
+    /// came later may lie beyond an end behind which older ones do not count.
+    pub fn giving_up(&self) -> Option<Cut> {
+        let last = self.last();
+        let cut = self.cut.filter(|cut| self.frontier < cut.last);
+        let end = cut.map_or(u64::MAX, |cut| cut.end);
+        let mut later = cut.map_or(last, |cut| cut.last) + 1..=last;
+        let within = |at: u64| self.record(at).is_none_or(|logged| logged.range().end <= end);
+        later.all(within).then_some(Cut { end, last, unreadable: true })
+    }
+
+    /// What cannot be read of records up to a position is given up.
+    pub fn give_up(&mut self, cut: Cut) {
+        self.cut = Some(cut);
+        let kept = self.lost.split_off(&(cut.last + 1));
+        self.given.extend(std::mem::replace(&mut self.lost, kept));
+        self.show_lost();
+    }
+
+    /// What its records show that are answered, as if they came again.
+    pub fn shown(&self) -> Overlay {
+        let shows = |sequence: u64| {
+            let logged = self.record(sequence)?;
+            let holds = match self.lost.contains(&sequence) {
+                true => Holds::Unreadable,
+                false => logged.holds(),
+            };
+            Some((self.counts(sequence, logged.range()), sequence, holds))
+        };
+        Overlay::build((self.frontier + 1..=self.acknowledged).filter_map(shows).collect())
     }
 
     /// All records up to here are durable in the store.
@@ -262,17 +310,37 @@ impl VolumeLog {
         }
     }
 
-    /// The bytes of these records cannot be read any more.
-    pub fn lose(&mut self, sequences: impl IntoIterator<Item = u64>) {
-        let before = self.lost.len();
+    /// The bytes of these records cannot be read any more. Returns whether some of them were given up for that, and how many bytes those had.
+    pub fn lose(&mut self, sequences: impl IntoIterator<Item = u64>) -> u64 {
+        let (before, mut given) = (self.lost.len(), 0);
         for sequence in sequences {
-            if self.record(sequence).is_some_and(|logged| logged.kind == Kind::Write) {
+            let write = self.record(sequence).filter(|logged| logged.kind == Kind::Write);
+            let Some(logged) = write else { continue };
+            if self.gives_up(sequence) {
+                let range = self.counts(sequence, logged.range());
+                given += range.end - range.start;
+                self.given.insert(sequence);
+            } else {
                 self.lost.insert(sequence);
             }
         }
-        if self.lost.len() == before {
-            return;
+        if self.lost.len() != before {
+            self.show_lost();
         }
+        given
+    }
+
+    /// The bytes of this record can be read after all. Returns whether they could not.
+    pub fn find(&mut self, sequence: u64) -> bool {
+        let was = self.lost.remove(&sequence);
+        if was {
+            self.show_lost();
+        }
+        was
+    }
+
+    /// What of the records that cannot be read shows.
+    fn show_lost(&mut self) {
         self.shows_lost = Overlay::default();
         for sequence in self.lost.first().map_or(u64::MAX, |&first| first)..=self.acknowledged {
             let Some(logged) = self.record(sequence) else { continue };
@@ -282,9 +350,10 @@ impl VolumeLog {
 
     /// This is answered.
     fn shows(&mut self, logged: &Logged, sequence: u64) {
+        let range = self.counts(sequence, logged.range());
         match self.lost.contains(&sequence) {
-            true => self.shows_lost.show(logged.range(), sequence, Holds::Unreadable),
-            false => self.shows_lost.discard(logged.range()),
+            true => self.shows_lost.show(range, sequence, Holds::Unreadable),
+            false => self.shows_lost.discard(range),
         }
     }
 
@@ -438,16 +507,16 @@ impl VolumeLog {
     /// The shortest window that has later versions of all that cannot be read in it.
     fn replaced(&self, top: u64) -> Option<Window> {
         let first = self.frontier + 1;
-        let range = self.record(first)?.range();
+        let range = self.counts(first, self.record(first)?.range());
         if matches!(self.order, Order::Journaled(_)) || self.shows_lost.touches(&range) {
             return None;
         }
         let mut left = Overlay::default();
         for sequence in first..=top {
-            let logged = self.record(sequence)?;
+            let range = self.counts(sequence, self.record(sequence)?.range());
             match self.lost.contains(&sequence) {
-                true => left.show(logged.range(), sequence, Holds::Unreadable),
-                false => left.discard(logged.range()),
+                true => left.show(range, sequence, Holds::Unreadable),
+                false => left.discard(range),
             }
             if left.bytes() == 0 {
                 return Some(first..=sequence);
@@ -543,6 +612,7 @@ impl VolumeLog {
             self.frontier += 1;
             self.held -= u64::from(logged.room());
             overlay.settle(logged.range(), self.frontier);
+            self.given.remove(&self.frontier);
             if self.lost.remove(&self.frontier) {
                 self.shows_lost.settle(logged.range(), self.frontier);
             }

@@ -218,13 +218,16 @@ pub struct WrittenBack {
     pub cut: Option<Cut>,
 }
 
-/// Records of a volume up to a sequence count below a byte alone: what they have behind it was given up, since its store ends there.
+/// Records of a volume up to a sequence count below a byte alone: what they have behind it was given up, since its store ends there. Where only what
+/// cannot be read was given up that is no byte of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// The first byte of the volume that does not count.
     pub end: u64,
     /// The last record of which that is so, from 1.
     pub last: u64,
+    /// What of them cannot be read was given up too.
+    pub unreadable: bool,
 }
 
 impl WrittenBack {
@@ -243,7 +246,8 @@ impl WrittenBack {
         out[24..32].copy_from_slice(&self.began.to_le_bytes());
         out[32..40].copy_from_slice(&self.generation.to_le_bytes());
         out[40..48].copy_from_slice(&self.marker.to_le_bytes());
-        if let Some(Cut { end, last }) = self.cut {
+        if let Some(Cut { end, last, unreadable }) = self.cut {
+            out[22] = unreadable.into();
             out[48..56].copy_from_slice(&end.to_le_bytes());
             out[56..64].copy_from_slice(&last.to_le_bytes());
         }
@@ -268,8 +272,9 @@ impl WrittenBack {
         let kept = Order::of(order);
         field("order of a volume", order.into(), kept.is_some())?;
         let (Some(holds), Some(order)) = (holds, kept) else { return Ok(None) };
-        field("byte 214 of a volume", le(&entry[22..24]), le(&entry[22..24]) == 0)?;
         let (end, last) = (le(&entry[48..56]), le(&entry[56..64]));
+        let given = le(&entry[22..24]);
+        field("byte 214 of a volume", given, given == 0 || (given == 1 && last > 0))?;
         field("byte 240 of a volume", end, end == 0 || last > 0)?;
         let found = WrittenBack {
             volume: Uuid(entry[..16].try_into().expect("16 bytes")),
@@ -280,7 +285,7 @@ impl WrittenBack {
             marker: le(&entry[40..48]),
             run: le(&entry[64..72]),
             order,
-            cut: (last > 0).then_some(Cut { end, last }),
+            cut: (last > 0).then_some(Cut { end, last, unreadable: given == 1 }),
         };
         let known = holds != HoldsState::Nothing;
         field("attachment number", found.attachment.into(), found.attachment > 0 || !known)?;

@@ -82,6 +82,11 @@ pub struct Status {
     pub unreadable: u64,
     /// What cannot be read stops it: nothing comes to the store before that is written again.
     pub is_stopped: bool,
+    /// The same, because no more stretches can be listed as unreadable, and what is to come to the store next would leave more: one that is written again
+    /// in its midst is two.
+    pub unlisted: bool,
+    /// Bytes that could not be read and were given up by an operator's word, since the start.
+    pub given_up: u64,
     /// What is on its way to the store has something newer in place of what cannot be read: until it is there the store alone is no image.
     pub joins: bool,
     /// For want of write budget it is answered no faster than its store.
@@ -392,6 +397,7 @@ impl<B: Clone> WriteLog<B> {
     pub fn status(&self, now: Nanos, attachment: u32) -> Option<Status> {
         let volume = self.volumes.get(&attachment)?;
         let log = &volume.log;
+        let unlisted = volume.destager.is_unlisted() && self.closed.is_none();
         Some(Status {
             dirty: volume.overlay.bytes(),
             held: (log.held(), volume.throttle.bound()),
@@ -407,7 +413,9 @@ impl<B: Clone> WriteLog<B> {
             failures: volume.destager.failures(),
             destaged: volume.destaged,
             unreadable: volume.unreadable_bytes(),
-            is_stopped: volume.stops(self.counts_durable(), self.lists(attachment)),
+            is_stopped: unlisted || volume.stops(self.counts_durable(), self.lists(attachment)),
+            unlisted,
+            given_up: volume.given_up,
             joins: volume.destager.joins(),
             slowed: volume.is_slowed(),
             missed_marks: volume.missed_marks,

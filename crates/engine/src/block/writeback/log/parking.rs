@@ -304,6 +304,7 @@ impl<B: Clone> WriteLog<B> {
             return self.segments.let_go_parked(parking.generation, None);
         };
         let lost: Vec<u64> = parking.records.iter().filter(|r| r.2).map(|r| r.0).collect();
+        let mut found = false;
         for (sequence, place, lost) in parking.records {
             let Some(logged) = volume.log.record(sequence) else {
                 // The store has it by now.
@@ -315,11 +316,14 @@ impl<B: Clone> WriteLog<B> {
             if lost {
                 volume.overlay.lose(logged.range(), sequence);
                 volume.sums.lose(sequence);
+            } else {
+                // What could not be read where it was can be read here.
+                found |= volume.find(sequence, logged.range());
             }
             self.segments.let_go(logged.batch);
         }
-        if !lost.is_empty() {
-            volume.log.lose(lost);
+        if !lost.is_empty() || found {
+            volume.loses(lost);
             volume.destager.makes_anew();
         }
     }

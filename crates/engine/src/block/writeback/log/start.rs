@@ -20,7 +20,12 @@ impl<B: Clone> WriteLog<B> {
         let mut shown = Vec::with_capacity(found.records.len());
         let mut lost = Vec::new();
         for bad in &found.unreadable {
-            volume.bad.add(bad.offset..bad.offset + bad.length);
+            // All of them are of records up to the frontier that lists them.
+            let range = bad.offset..bad.offset + bad.length;
+            match volume.log.gives_up(found.frontier) {
+                true => volume.given_up += bad.length,
+                false => volume.bad.add(volume.log.counts(found.frontier, range)),
+            }
         }
         for dirty in &found.records {
             let record = &dirty.entry.record;
@@ -62,7 +67,10 @@ impl<B: Clone> WriteLog<B> {
             }
             let holds = match logged.holds() {
                 Holds::Bytes if !dirty.entry.readable => {
-                    lost.push(sequence);
+                    match volume.log.gives_up(sequence) {
+                        true => volume.given_up += volume.log.lose([sequence]),
+                        false => lost.push(sequence),
+                    }
                     Holds::Unreadable
                 }
                 holds => holds,

@@ -7,18 +7,38 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use larder_base::Nanos;
+use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::frontier::MAX_UNREADABLE;
 use larder_format::block::write_log::{Extent, SegmentGeometry};
 
 use super::super::overlay::Dirty;
 use super::super::planted::Planted;
 use super::super::volume_log::Order;
-use super::WriteLog;
+use super::{Asks, WriteLog};
 
 /// So often, one after the other, a record may not be readable for the destager before it counts as lost.
 const READ_TRIES: u32 = 8;
 /// Bytes of a stretch in the table.
 const LISTED: usize = 16;
+
+/// Why what cannot be read is not given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotGivenUp {
+    /// The volume writes back no more.
+    #[error("it writes back no more")]
+    Gone,
+    /// The log has failed.
+    #[error(
+        "its write log has failed, and what is dirty comes to its store as far as it can be read"
+    )]
+    Closed,
+    /// Nothing can say it beside what was given up before.
+    #[error(
+        "what older writes have beyond a former end was given up: have those come to its store first"
+    )]
+    Cut,
+}
 
 /// How many stretches a FRONTIER of a log with such segments lists at most.
 pub(super) fn most(geometry: SegmentGeometry) -> usize {
@@ -114,9 +134,56 @@ impl<B: Clone> WriteLog<B> {
         }
         volume.unread.remove(&dirty.sequence);
         let Some(logged) = volume.log.record(dirty.sequence) else { return };
-        volume.log.lose([dirty.sequence]);
         volume.overlay.lose(logged.range(), dirty.sequence);
+        volume.loses([dirty.sequence]);
         volume.destager.makes_anew();
+    }
+
+    /// What of a volume cannot be read any more, in bytes, and what the superblock is to say of it before it is given up.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn giving_up(&self, attachment: u32) -> Result<(u64, Cut), NotGivenUp> {
+        let volume = self.volumes.get(&attachment).ok_or(NotGivenUp::Gone)?;
+        if self.closed.is_some() {
+            return Err(NotGivenUp::Closed);
+        }
+        let cut = volume.log.giving_up().ok_or(NotGivenUp::Cut)?;
+        Ok((volume.unreadable_bytes(), cut))
+    }
+
+    /// An operator gives up what of a volume cannot be read, and the superblock says so durably: what it had been written over shows there again, from the
+    /// log or the store. Returns how many bytes that are.
+    pub fn give_up_unreadable(
+        &mut self,
+        now: Nanos,
+        attachment: u32,
+        cut: Cut,
+        asks: &mut Asks<B>,
+    ) -> u64 {
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
+        let bytes = volume.unreadable_bytes();
+        let lost = volume.log.unreadable_bytes() > 0;
+        volume.log.give_up(cut);
+        volume.bad = Unreadable::default();
+        // What the window that is under way leaves out was written before.
+        volume.listing = volume.listing.take().map(|_| Unreadable::default());
+        volume.unread.clear();
+        volume.given_up += bytes;
+        if lost {
+            volume.overlay = volume.log.shown();
+        }
+        volume.destager.makes_anew();
+        volume.untold = true;
+        asks.steps.push(attachment);
+        self.form(now, asks);
+        bytes
+    }
+
+    /// How many bytes keep all of a volume from coming to its store, since they cannot be read and nothing was written over them.
+    pub fn cannot_drain(&self, attachment: u32) -> Option<u64> {
+        let volume = self.volumes.get(&attachment).filter(|_| self.closed.is_none())?;
+        Some(volume.unreadable_bytes()).filter(|bytes| *bytes > 0)
     }
 
     /// How many stretches of this volume may be listed: of a log that has failed nothing is, and nothing left out.
@@ -157,6 +224,25 @@ impl super::Attached {
             && next(false).is_none()
     }
 
+    /// These records cannot be read any more.
+    pub(super) fn loses(&mut self, sequences: impl IntoIterator<Item = u64>) {
+        let given = self.log.lose(sequences);
+        self.given_up += given;
+        if given > 0 {
+            self.overlay = self.log.shown();
+        }
+    }
+
+    /// A record lies where it can be read. Returns whether it counted as lost.
+    pub(super) fn find(&mut self, sequence: u64, range: Range<u64>) -> bool {
+        self.unread.remove(&sequence);
+        let was = self.log.find(sequence);
+        if was {
+            self.overlay.find(range, sequence);
+        }
+        was
+    }
+
     /// Bytes of which reads fail.
     pub(super) fn unreadable_bytes(&self) -> u64 {
         let mut bytes = self.log.unreadable_bytes();
@@ -187,32 +273,4 @@ pub(super) fn forgets(fault: super::Fault) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn stretches_are_what_single_bytes_say(
-            steps in prop::collection::vec((0..64u64, 0..24u64, any::<bool>()), 0..60),
-        ) {
-            let mut all = Unreadable::default();
-            let mut plain = [false; 100];
-            for (at, len, bad) in steps {
-                plain[at as usize..(at + len) as usize].fill(bad);
-                if bad {
-                    all.add(at..at + len);
-                } else {
-                    all.remove(at..at + len);
-                }
-                let mut seen = [false; 100];
-                all.within(0..100).for_each(|r| seen[r.start as usize..r.end as usize].fill(true));
-                assert_eq!(seen, plain);
-                let runs = plain.chunk_by(|a, b| a == b).filter(|run| run[0]).count();
-                assert_eq!((all.count(), all.is_empty()), (runs, runs == 0));
-                let part: u64 = all.within(7..31).map(|r| r.end - r.start).sum();
-                assert_eq!(part, plain[7..31].iter().filter(|bad| **bad).count() as u64);
-            }
-        }
-    }
-}
+mod tests;
