@@ -235,7 +235,7 @@ impl World {
         let (at, geometry, segments) = (self.log.at, self.log.geometry, self.log.segments);
         let area = WriteLogArea { at, geometry, segments };
         let device = self.device.clone();
-        let found = scan(&area, CACHE, &mut |at, bytes| {
+        let mut found = scan(&area, CACHE, &mut |at, bytes| {
             bytes.copy_from_slice(device.borrow().read(at, bytes.len()));
             Ok(())
         });
@@ -243,7 +243,7 @@ impl World {
             .filter(|&v| self.kinds[v].is_some())
             .map(|v| (v as u32 + 1, 0))
             .collect();
-        let mine = recover(&found.batches, &numbers, self.fault_in_log());
+        let mine = found.recover(&numbers, self.fault_in_log());
         if !mine.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", mine.chain.damaged));
         }
