@@ -287,7 +287,6 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let mut read =
         |at: u64, bytes: &mut [u8]| core.device.read_at(at, bytes).map_err(|_| scan::ReadFailed);
     let mut scanned = scan::scan(&area, sb.uuid, &mut read);
-    let is_empty = scanned.batches.is_empty();
     let found = scanned.recover(&asked, Fault::default());
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
     let config = Config {
@@ -300,7 +299,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         memory: core.config.fill_memory.0,
         wall: super::unix_nanos().saturating_sub(core.now().0),
     };
-    let log = match asked.is_empty() && is_empty {
+    let log = match asked.is_empty() && scanned.batches.is_empty() {
         true => WriteLog::new(config),
         false => WriteLog::found(config, &found, &scanned),
     };

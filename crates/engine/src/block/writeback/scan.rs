@@ -68,11 +68,12 @@ impl Scan {
         self.sums.get(from..from.saturating_add(count)).unwrap_or(&[])
     }
 
-    /// What a start makes of it ([`recover`]). The batches are let go, since a log that is full of small writes has millions of records; their
-    /// checksums stay.
+    /// What a start makes of it ([`recover`]). The records of its batches are let go, since a log that is full of small writes has millions;
+    /// their checksums stay.
     pub fn recover(&mut self, volumes: &[(u32, u64)], fault: Fault) -> Recovered {
-        let batches = std::mem::take(&mut self.batches);
-        recover(&batches, volumes, fault)
+        let found = recover(&self.batches, volumes, fault);
+        self.batches.iter_mut().for_each(|batch| batch.entries = Vec::new());
+        found
     }
 }
 

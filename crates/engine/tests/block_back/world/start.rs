@@ -19,7 +19,6 @@ use larder_engine::block::node::start::places::Comer;
 use larder_engine::block::node::start::{Left, Notes, Setup as StartSetup, Started};
 use larder_engine::block::record::RecordedLog;
 use larder_engine::block::writeback::log::{Attach, WriteLog};
-use larder_engine::block::writeback::recovery::recover;
 use larder_engine::block::writeback::scan::scan;
 use larder_engine::block::{
     BlockConfig, BlockLimits, Fault, GROUP_LINES, Regions, SlotId, WriteMode,
