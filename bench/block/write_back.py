@@ -7,18 +7,26 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests" / "lib"))
+from volume import Nbd  # noqa: E402
 
 MIB = 1 << 20
 LOG_MIB = 512
 FORMAT = "{larder} block format {cache} --size {size}m --write-log {log}m --yes"
 SERVE = "{larder} block serve --cache {cache} --volume disk={uri} --listen unix:{socket} --state-dir {state} --admission all"
 # A store that is away for the length of a measurement is not waited for: servers are killed, and begin anew.
-BACK = {"back:ordered": "back:ordered", "back:any": "back:any"}
+BACK = {"back:ordered": "back:ordered", "back:journaled": "back:journaled", "back:any": "back:any",
+        "back:ordered,grain=completion": "back:ordered,grain=completion"}
 OURS = "back:ordered"
-PEERS = ["back:ordered", "back:any", "write-through", "raw file", "bare store", "nbdkit write-back"]
+PEERS = ["back:ordered", "back:journaled", "back:any", "write-through", "raw file", "bare store", "nbdkit write-back"]
 # What does not depend on the store is measured before the first one alone.
 ONCE = {"raw file", "back:any"}
+# Of --start-gib, what a start finds dirty.
+STARTS = {"in order, 256 KiB": ["--rw=write", "--bs=256k", "--iodepth=16"],
+          "at random, 4 KiB": ["--rw=randwrite", "--bs=4k", "--iodepth=64", "--norandommap"]}
 UNITS = {"flush": "ms", "seq": "MiB/s"}
 
 
@@ -60,6 +68,14 @@ class WriteBack:
                    f"rdelay={delay}ms", f"wdelay={delay}ms"]
         return Killed(self.process(command, self.path("store"), self.bench.log))
 
+    def journal(self, delay):
+        """Where epochs go first: as far away as the store."""
+        with open(self.path("journal.img"), "wb") as f:
+            f.truncate(256 * MIB)
+        command = ["nbdkit", "-f", "-U", self.path("journal"), "-t", "128", "--filter=delay", "file", self.path("journal.img"),
+                   f"rdelay={delay}ms", f"wdelay={delay}ms"]
+        return Killed(self.process(command, self.path("journal"), self.bench.log))
+
     def larder(self, peer, more=()):
         words = {"larder": self.options.larder, "cache": self.path("wb-cache"), "size": 2 * LOG_MIB, "log": LOG_MIB,
                  "uri": f"nbd+unix:///?socket={self.path('store')}", "socket": self.path("wb"), "state": self.path("wb-state")}
@@ -75,6 +91,8 @@ class WriteBack:
             subprocess.run(shlex.split(FORMAT.format(**words)), **run)
             if peer in BACK:
                 serve += f" --write {BACK[peer]} --marker disk={self.path('wb-marker')}"
+                if peer == "back:journaled":
+                    serve += f" --journal disk=nbd+unix:///?socket={self.path('journal')}"
         command = shlex.split(serve.format(**words)) + list(more)
         return Killed(self.process(command, words["socket"], self.bench.log)), self.nbd(words["socket"], "disk")
 
@@ -104,9 +122,10 @@ class WriteBack:
         with self.store(delay) as store:
             if peer == "bare store":
                 return f(store, self.nbd(self.path("store")))
-            server, target = self.larder(peer, more)
-            with server:
-                return f(server, target)
+            with self.journal(delay):
+                server, target = self.larder(peer, more)
+                with server:
+                    return f(server, target)
 
     def note(self, what, peer, **values):
         self.results.setdefault(what, {}).setdefault(peer, []).append(values)
@@ -145,25 +164,80 @@ class WriteBack:
         # One flush behind 64 MiB; a few writes more, so that fio issues it.
         yield "flush of 64 MiB", ["--rw=write", "--bs=64k", "--iodepth=16", "--io_size=65m", "--fsync=1024"]
 
-    def held(self, peer, delay):
-        """A writer at depth 16 whose volume holds all that it may."""
+    def held(self, peer, delay, depth, seconds):
+        """A writer whose volume holds all that it may: what it is answered then is what the store gets."""
         logs = self.path("held")
         # A small bound: it is reached before the ramp ends, whatever the drive does.
         more = ["--dirty-max", "disk=16m"] if peer in BACK else []
 
         def measure(server, target):
-            job = self.fio(target, ["--rw=randwrite", "--bs=4k", "--iodepth=16", "--time_based", "--ramp_time=5",
-                                    f"--runtime={round(self.options.held_seconds * 1000)}ms", f"--write_lat_log={logs}", "--log_avg_msec=0"])
+            before = self.flash(peer)
+            job = self.fio(target, ["--rw=randwrite", "--bs=4k", f"--iodepth={depth}", "--time_based", "--ramp_time=5",
+                                    f"--runtime={round(seconds * 1000)}ms", f"--write_lat_log={logs}", "--log_avg_msec=0"])
+            after = self.flash(peer)
             side = job["write"]
             with open(f"{logs}_clat.1.log") as f:
                 ends = sorted(int(line.split(",", 1)[0]) for line in f)
             gap = max((b - a for a, b in zip(ends, ends[1:])), default=0)
             for path in Path(self.bench.folder).glob("held*.log"):
                 path.unlink()
-            return {"value": side["iops"], "p99_ms": side["clat_ns"]["percentile"]["99.000000"] / 1e6,
-                    "longest_ms": side["clat_ns"]["max"] / 1e6, "gap_ms": gap, "memory_mib": server.memory() / MIB}
+            out = {"value": side["iops"], "p99_ms": side["clat_ns"]["percentile"]["99.000000"] / 1e6,
+                   "longest_ms": side["clat_ns"]["max"] / 1e6, "gap_ms": gap, "memory_mib": server.memory() / MIB,
+                   # What the store takes of so many clients at once, if its flush costs nothing.
+                   "formula": depth / (delay / 1000)}
+            if before and after and after[1] > before[1]:
+                out["flash_per_byte"] = (after[0] - before[0]) / (after[1] - before[1])
+            return out
 
-        self.note(f"held at the bound qd16, {delay} ms", peer, **self.served(peer, delay, measure, more))
+        self.note(f"held at the bound qd{depth}, {delay} ms", peer, **self.served(peer, delay, measure, more))
+
+    def flash(self, peer):
+        """Bytes written to flash and by clients so far."""
+        if peer not in BACK:
+            return None
+        flash = self.status()["flash"]
+        return flash["bytes_written"], flash["client_bytes"]
+
+    def start(self, name, arguments):
+        """How long a start takes, until the first read is answered, that finds so much dirty: below half of the bound nothing is destaged."""
+        gib = self.options.start_gib
+        image = self.path("large.img")
+        with open(image, "wb") as f:
+            f.truncate(gib * 1024 * MIB)
+        words = {"larder": self.options.larder, "cache": self.path("start-cache"), "size": (3 * gib + 1) * 1024,
+                 "log": (2 * gib + gib // 2 + 1) * 1024, "uri": f"file:{image}", "socket": self.path("wb"), "state": self.path("wb-state")}
+        run = {"check": True, "stdin": subprocess.DEVNULL, "stdout": self.bench.log, "stderr": self.bench.log}
+        subprocess.run(["rm", "-rf", words["state"], image + ".larder"], **run)
+        subprocess.run(shlex.split(FORMAT.format(**words)), **run)
+        serve = shlex.split(SERVE.format(**words) + f" --write back:ordered,destage=none --dirty-max disk={2 * gib}g")
+        with Killed(self.process(serve, words["socket"], self.bench.log)) as server:
+            target = self.nbd(words["socket"], "disk")
+            self.fio(target, [*arguments, f"--size={gib}g", f"--io_size={gib}g", "--end_fsync=1"])
+            dirty = self.status()["volumes"][0]["write_back"]["dirty_bytes"]
+            memory = server.memory()
+        # As after a power cut: nothing of it is in the page cache.
+        descriptor = os.open(words["cache"], os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+        began = time.monotonic()
+        with Killed(self.process(serve, words["socket"], self.bench.log)) as server:
+            Nbd(words["socket"]).ask(0, 0, 4096)
+            took = time.monotonic() - began
+            again = self.status()["volumes"][0]["write_back"]["dirty_bytes"]
+            self.note(f"start, {gib} GiB {name}", OURS, value=took, dirty_gib=dirty / MIB / 1024, found_gib=again / MIB / 1024,
+                      memory_mib=memory / MIB, memory_then_mib=server.memory() / MIB)
+        for path in (words["cache"], image, image + ".larder"):
+            Path(path).unlink(missing_ok=True)
+
+    def status(self):
+        command = [self.options.larder, "block", "status", "--state-dir", self.path("wb-state"), "--json"]
+        # The operator's socket is there a little later than that of clients.
+        end = time.monotonic() + 10
+        while True:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.bench.log)
+            if done.returncode == 0 or time.monotonic() > end:
+                return json.loads(done.stdout)
+            time.sleep(0.05)
 
     def run(self):
         with open(self.path("raw"), "wb") as f:
@@ -177,9 +251,16 @@ class WriteBack:
                     turned = peers[pair % len(peers):] + peers[:pair % len(peers)]
                     for peer in turned:
                         self.one(f"{what}, {delay} ms", peer, delay, arguments)
-        if self.options.held_seconds > 0:
+        seconds = self.options.held_seconds
+        if seconds > 0:
+            delay = self.options.delays[0]
             for peer in ("back:ordered", "nbdkit write-back"):
-                self.held(peer, self.options.delays[0])
+                self.held(peer, delay, 16, seconds)
+            for peer in ("back:ordered,grain=completion", "back:journaled", "back:any", "write-through"):
+                self.held(peer, delay, 16, seconds / 4)
+        if self.options.start_gib > 0:
+            for name, arguments in STARTS.items():
+                self.start(name, arguments)
 
     def median(self, what, peer, field):
         values = [v[field] for v in self.results[what].get(peer, []) if field in v]
@@ -223,16 +304,26 @@ class WriteBack:
             return f"{cpu:.0f} s, {memory:.0f} MiB"
 
         held = [what for what in self.results if what.startswith("held")]
-        plain = [what for what in self.results if what not in held]
+        starts = [what for what in self.results if what.startswith("start")]
+        plain = [what for what in self.results if what not in held and what not in starts]
         out = [table("writes/s, in brackets how much better back:ordered is", plain, figure),
                table("CPU of the server for a million, memory at most", plain, cost)]
         if held:
-            out.append("| held at the bound | writes/s | p99 | longest write | longest gap | memory |\n| --- |" + " ---: |" * 5)
+            out.append("| held at the bound | writes/s | of the formula | p99 | longest write | longest gap | memory | flash bytes a byte |\n"
+                       "| --- |" + " ---: |" * 7)
             for what in held:
                 for peer in self.results[what]:
-                    of = {f: self.median(what, peer, f) for f in ("value", "p99_ms", "longest_ms", "gap_ms", "memory_mib")}
-                    out[-1] += (f"\n| {peer}, {what.rsplit(', ', 1)[1]} | {of['value']:,.0f} | {of['p99_ms']:.1f} ms | "
-                                f"{of['longest_ms']:.0f} ms | {of['gap_ms']:.0f} ms | {of['memory_mib']:.0f} MiB |")
+                    of = {f: self.median(what, peer, f) for f in ("value", "formula", "p99_ms", "longest_ms", "gap_ms", "memory_mib", "flash_per_byte")}
+                    flash = f"{of['flash_per_byte']:.2f}" if of["flash_per_byte"] else "–"
+                    out[-1] += (f"\n| {peer}, {what.rsplit(', ', 1)[1]} | {of['value']:,.0f} | {of['value'] / of['formula']:.2f} | "
+                                f"{of['p99_ms']:.1f} ms | {of['longest_ms']:.0f} ms | {of['gap_ms']:.0f} ms | "
+                                f"{of['memory_mib']:.0f} MiB | {flash} |")
+        if starts:
+            out.append("| a start that finds | first read after | dirty | memory while it was written, then |\n| --- |" + " ---: |" * 3)
+            for what in starts:
+                of = {f: self.median(what, OURS, f) for f in ("value", "found_gib", "memory_mib", "memory_then_mib")}
+                out[-1] += (f"\n| {what.removeprefix('start, ')} | {of['value']:.2f} s | {of['found_gib']:.2f} GiB | "
+                            f"{of['memory_mib']:.0f}, {of['memory_then_mib']:.0f} MiB |")
         lost = []
         for what in plain:
             behind = [(peer, self.ratio(what, peer)) for peer in PEERS if peer != OURS and peer not in BACK]

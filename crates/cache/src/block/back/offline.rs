@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder_engine::block::writeback::overlay::{Holds, Overlay, Stretch};
-use larder_engine::block::writeback::recovery::{self, Dirty, Recovered, Volume};
+use larder_engine::block::writeback::recovery::{Dirty, Recovered, Volume};
 use larder_engine::block::writeback::volume_log::{counts, gives_up};
 use larder_engine::block::writeback::{Fault, scan};
 use larder_format::block::BlockSuperblock;
@@ -132,8 +132,8 @@ impl<'a> Left<'a> {
         }
         let mut read =
             |at: u64, out: &mut [u8]| device.read_at(at, out).map_err(|_| scan::ReadFailed);
-        let scanned = scan::scan(&area, sb.uuid, &mut read);
-        let found = recovery::recover(&scanned.batches, &asked, Fault::default());
+        let mut scanned = scan::scan(&area, sb.uuid, &mut read);
+        let found = scanned.recover(&asked, Fault::default());
         let written = sb.volumes.iter().filter_map(|v| v.write_back);
         let cuts = written.filter_map(|w| Some((w.attachment, w.cut?))).collect();
         Some(Left { device, area, scanned, found, cuts, buffer: AlignedBuf::zeroed(0), at: 0 })

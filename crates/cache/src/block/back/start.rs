@@ -8,7 +8,7 @@ use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::holder::{Comer, Holder, Logged, Refused, mark_of};
 use larder_engine::block::writeback::log::{Attach, Config, WriteLog};
 use larder_engine::block::writeback::marker::{self, Why};
-use larder_engine::block::writeback::recovery::{self, Recovered};
+use larder_engine::block::writeback::recovery::Recovered;
 use larder_engine::block::writeback::{Fault, destager, scan};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
@@ -288,8 +288,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         .collect();
     let mut read =
         |at: u64, bytes: &mut [u8]| core.device.read_at(at, bytes).map_err(|_| scan::ReadFailed);
-    let scanned = scan::scan(&area, sb.uuid, &mut read);
-    let found = recovery::recover(&scanned.batches, &asked, Fault::default());
+    let mut scanned = scan::scan(&area, sb.uuid, &mut read);
+    let found = scanned.recover(&asked, Fault::default());
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
     let config = Config {
         cache: sb.uuid,

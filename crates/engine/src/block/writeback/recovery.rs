@@ -119,7 +119,10 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
         let front = fronts.iter().filter_map(|(batch, f)| Some((batch.link, f.volume(number)?)));
         let front = front.max_by_key(|(link, f)| (f.frontier, link.run, link.number));
         let front = front.map(|(_, f)| f);
-        let mut dirty: Vec<Dirty> = Vec::new();
+        // As many as there are: a log that is full of small writes has millions.
+        let all = scanned.iter().filter(|b| b.parked == number).chain(counts.iter().copied());
+        let all = all.flat_map(|batch| &batch.entries).filter(|e| is_of(e, number));
+        let mut dirty: Vec<Dirty> = Vec::with_capacity(all.count());
         // Of a record that was parked twice the later copy.
         let mut parked: Vec<&Scanned> = scanned.iter().filter(|b| b.parked == number).collect();
         parked.sort_by_key(|batch| (batch.link.generation, batch.link.number));
@@ -167,9 +170,13 @@ pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Rec
     recovered
 }
 
+fn is_of(entry: &Entry, number: u32) -> bool {
+    entry.record.attachment == number && entry.record.kind != Kind::Frontier
+}
+
 /// The volume's records of this batch.
 fn add(dirty: &mut Vec<Dirty>, batch: &Scanned, number: u32, parked: Option<u64>) {
-    let mine = |e: &&Entry| e.record.attachment == number && e.record.kind != Kind::Frontier;
+    let mine = |e: &&Entry| is_of(e, number);
     let of = |&entry: &Entry| Dirty { entry, batch: batch.link.number, parked };
     dirty.extend(batch.entries.iter().filter(mine).map(of));
 }

@@ -33,7 +33,8 @@ use larder_format::block::write_log::{
     footer, pieces,
 };
 
-use super::recovery::{Entry, Scanned};
+use super::planted::Fault;
+use super::recovery::{Entry, Recovered, Scanned, recover};
 
 mod reader;
 
@@ -65,6 +66,14 @@ impl Scan {
         let count = pieces::count(entry.record.payload_bytes()) as usize;
         let from = entry.sums as usize;
         self.sums.get(from..from.saturating_add(count)).unwrap_or(&[])
+    }
+
+    /// What a start makes of it ([`recover`]). The records of its batches are let go, since a log that is full of small writes has millions;
+    /// their checksums stay.
+    pub fn recover(&mut self, volumes: &[(u32, u64)], fault: Fault) -> Recovered {
+        let found = recover(&self.batches, volumes, fault);
+        self.batches.iter_mut().for_each(|batch| batch.entries = Vec::new());
+        found
     }
 }
 

@@ -19,7 +19,6 @@ use larder_engine::block::node::start::places::Comer;
 use larder_engine::block::node::start::{Left, Notes, Setup as StartSetup, Started};
 use larder_engine::block::record::RecordedLog;
 use larder_engine::block::writeback::log::{Attach, WriteLog};
-use larder_engine::block::writeback::recovery::recover;
 use larder_engine::block::writeback::scan::scan;
 use larder_engine::block::{
     BlockConfig, BlockLimits, Fault, GROUP_LINES, Regions, SlotId, WriteMode,
@@ -235,7 +234,7 @@ impl World {
         let (at, geometry, segments) = (self.log.at, self.log.geometry, self.log.segments);
         let area = WriteLogArea { at, geometry, segments };
         let device = self.device.clone();
-        let found = scan(&area, CACHE, &mut |at, bytes| {
+        let mut found = scan(&area, CACHE, &mut |at, bytes| {
             bytes.copy_from_slice(device.borrow().read(at, bytes.len()));
             Ok(())
         });
@@ -243,7 +242,7 @@ impl World {
             .filter(|&v| self.kinds[v].is_some())
             .map(|v| (v as u32 + 1, 0))
             .collect();
-        let mine = recover(&found.batches, &numbers, self.fault_in_log());
+        let mine = found.recover(&numbers, self.fault_in_log());
         if !mine.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", mine.chain.damaged));
         }
