@@ -354,8 +354,7 @@ impl Journal {
     /// them is not durable, and nothing of it is in the store.)
     fn uncommitted(&mut self, of: Of, part: Part) -> Found {
         let mut len = PAGE_SIZE;
-        loop {
-            let Ok(Some(bytes)) = self.place.read(part, DESCRIPTORS_AT, len) else { break };
+        while let Ok(Some(bytes)) = self.place.read(part, DESCRIPTORS_AT, len) {
             match Descriptors::decode(&bytes, of.volume) {
                 Ok(found) if (found.cache, found.generation) == (of.cache, of.generation) => {
                     return Found::Torn(Some(found.epoch));

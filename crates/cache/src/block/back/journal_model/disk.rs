@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use larder_base::Rng;
 use larder_volume::op::{Done, Failure, FailureKind, Op, Outcome};
-use larder_volume::{Backing, BackingError, Capabilities, Identity, Session};
+use larder_volume::{Backing, BackingError, Capabilities, Flushing, Identity, Session};
 
 use super::super::locked;
 
@@ -296,6 +296,7 @@ impl Backing for Disk {
             size: self.bytes,
             read_only: false,
             trim: false,
+            flush: Flushing::Offered,
             fast_zero: false,
             status: false,
             minimum: 1,

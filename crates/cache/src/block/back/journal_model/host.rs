@@ -108,7 +108,8 @@ impl World {
         });
         let comer = Comer {
             cache: self.cache,
-            run: was,
+            former: was,
+            run: self.run,
             record,
             logged,
             order: Some(MarkerOrder::Journaled),
@@ -254,7 +255,7 @@ impl World {
         };
         let frontier = run.records.frontier();
         let Ok(found) = place.read() else { return };
-        if look_again(read_of(&found), &own) != Again::Own {
+        if look_again(read_of(&found), &own, None) != Again::Own {
             return;
         }
         run.number += 1;

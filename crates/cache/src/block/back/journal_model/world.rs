@@ -456,7 +456,7 @@ impl World {
                 self.slots.retain(|cell, _| !cells(&dirty).contains(cell));
                 let (offset, len) = (dirty.at, dirty.len as u32);
                 let mut op = match dirty.holds {
-                    Holds::Bytes(_) => {
+                    Holds::Bytes => {
                         Op::Write { offset, data: payload(&self.bytes(&dirty)), fua: false }
                     }
                     _ => Op::WriteZeroes { offset, len, fua: false, may_punch: true, fast: false },
@@ -481,8 +481,7 @@ impl World {
                         Holds::Trimmed => PartKind::Trim,
                         _ => PartKind::Write,
                     },
-                    bytes: matches!(dirty.holds, Holds::Bytes(_))
-                        .then(|| payload(&self.bytes(dirty))),
+                    bytes: matches!(dirty.holds, Holds::Bytes).then(|| payload(&self.bytes(dirty))),
                 });
                 let parts = parts.collect();
                 self.unsure = true;
