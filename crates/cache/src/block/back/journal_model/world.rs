@@ -587,6 +587,10 @@ impl World {
 
     /// The store was recovered without its cache.
     pub(super) fn check_recovered(&mut self, torn: bool) -> Result<Vec<u64>, String> {
+        if torn && self.rotten > 0 {
+            // What a failed flush has lost is not there, though reads may still show it.
+            self.store.crash();
+        }
         let image: Vec<Option<u64>> = (0..CELLS).map(|cell| self.in_store(cell)).collect();
         if torn && self.rotten > 0 {
             // It is whatever it is. (A volume's owner writes over it.)
