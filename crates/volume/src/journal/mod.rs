@@ -18,6 +18,7 @@ mod region;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use larder_base::ByteSize;
@@ -193,12 +194,12 @@ pub trait JournalPlace: Send {
     /// [`JournalError`]. `Ok(None)`: it is shorter.
     fn read(&mut self, part: Part, at: u64, len: usize) -> Result<Option<Vec<u8>>, JournalError>;
 
-    /// The first bytes of a part, from the commit on, are durable, whatever became of a flush before: where they may be in a cache alone, whose flush has
-    /// failed, they are written once more.
+    /// These bytes of a part, each range from a whole page on, are durable, whatever became of a flush before: where they may be in a cache alone, whose
+    /// flush has failed, they are written once more.
     ///
     /// # Errors
     /// [`JournalError`].
-    fn renew(&mut self, part: Part, bytes: u64) -> Result<(), JournalError>;
+    fn renew(&mut self, part: Part, ranges: &[Range<u64>]) -> Result<(), JournalError>;
 
     /// No part holds an epoch any more. The head stays.
     ///

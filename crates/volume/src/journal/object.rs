@@ -3,6 +3,7 @@
 //! A PUT is atomic and durable, so there is nothing to flush, and an object is whole or not there. The PUT of an epoch is conditional: a holder
 //! that was paused and comes back replaces nothing.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -252,7 +253,7 @@ impl JournalPlace for ObjectPlace {
         Ok(bytes.map(<[u8]>::to_vec))
     }
 
-    fn renew(&mut self, _part: Part, _bytes: u64) -> Result<(), JournalError> {
+    fn renew(&mut self, _part: Part, _ranges: &[Range<u64>]) -> Result<(), JournalError> {
         Ok(())
     }
 

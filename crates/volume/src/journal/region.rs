@@ -10,6 +10,7 @@
 //! Epochs go to the parts in turn, so the one before is whole until the next is committed.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -312,14 +313,16 @@ impl JournalPlace for RegionPlace {
         self.read_at(part.0 as u64 * PART + at, len).map(Some)
     }
 
-    fn renew(&mut self, part: Part, bytes: u64) -> Result<(), JournalError> {
+    fn renew(&mut self, part: Part, ranges: &[Range<u64>]) -> Result<(), JournalError> {
         let start = part.0 as u64 * PART;
-        let mut at = COMMIT_AT;
-        while at < bytes.min(PART) {
-            let len = (bytes.min(PART) - at).min(PIECE as u64).next_multiple_of(UNIT as u64);
-            let piece = self.read_at(start + at, len as usize)?;
-            self.write_at(start + at, &piece)?;
-            at += len;
+        for range in ranges {
+            let (mut at, end) = (range.start, range.end.min(PART));
+            while at < end {
+                let len = (end - at).min(PIECE as u64) as usize;
+                let piece = self.read_at(start + at, len)?;
+                self.write_at(start + at, &piece)?;
+                at += len as u64;
+            }
         }
         self.flush()
     }

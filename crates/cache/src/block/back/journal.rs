@@ -463,7 +463,8 @@ impl Journal {
         let Some(whole) = &read.whole else { return Ok(None) };
         if !self.fault.is(Planted::JournalReadUnflushed) {
             let end = whole.data + whole.commit.data;
-            self.place.renew(whole.part, end).map_err(|e| e.to_string())?;
+            let ranges = [COMMIT_AT..COMMIT_AT + COMMIT_BYTES as u64, DESCRIPTORS_AT..end];
+            self.place.renew(whole.part, &ranges).map_err(|e| e.to_string())?;
         }
         let session = store.session().map_err(|e| e.to_string())?;
         let mut session = Alone::new(session).map_err(|e| e.to_string())?;
