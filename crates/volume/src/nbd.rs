@@ -89,6 +89,8 @@ struct Store {
     ledger: Ledger,
     reach: Reach,
     stops: Stops,
+    /// See [`Backing::abandon`].
+    abandoned: AtomicBool,
 }
 
 impl Store {
@@ -213,6 +215,7 @@ impl NbdBacking {
             ledger: Ledger::default(),
             reach: Reach::default(),
             stops: Stops::default(),
+            abandoned: AtomicBool::new(false),
         });
         let hub = if shared {
             None
@@ -358,6 +361,13 @@ impl Backing for NbdBacking {
         Some(StoreTrouble { state: "lost", since, what })
     }
 
+    fn abandon(&self, abandoned: bool) {
+        self.store.abandoned.store(abandoned, Ordering::SeqCst);
+        if let Some(hub) = &self.hub {
+            hub.wake();
+        }
+    }
+
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
         self.session_over(LINKS)
     }
@@ -466,7 +476,8 @@ impl NbdSession {
 
     /// Sends what waits, if there is a connection.
     fn dispatch(&mut self, now: Instant) {
-        let expired = |w: &Waiting| w.until.is_some_and(|until| until <= now);
+        let abandoned = self.store.abandoned.load(Ordering::SeqCst);
+        let expired = |w: &Waiting| abandoned || w.until.is_some_and(|until| until <= now);
         while self.waiting.iter().any(expired) {
             let Some(at) = self.waiting.iter().position(expired) else { break };
             if let Some(Waiting { token, op, .. }) = self.waiting.remove(at) {
@@ -689,8 +700,16 @@ impl Session for NbdSession {
             let until = self.until(now);
             self.waiting.iter_mut().for_each(|w| w.until = w.until.or(until));
         }
-        self.renew(now);
-        self.connect(now);
+        if self.store.abandoned.load(Ordering::SeqCst) {
+            for index in 0..self.links.len() {
+                if !self.links[index].is_idle() {
+                    self.broke(index, "nothing of it is waited for any more".into(), now);
+                }
+            }
+        } else {
+            self.renew(now);
+            self.connect(now);
+        }
         self.dispatch(now);
         // Sends; and a connection on this machine may be there at once.
         self.links_turn(now);

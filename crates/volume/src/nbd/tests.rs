@@ -21,13 +21,15 @@ pub(crate) struct Manner {
     pub(crate) breaks: Option<u64>,
     /// Requests are taken and not answered.
     pub(crate) silent: bool,
+    /// It was asked to stop and does not end: it takes connections, and refuses requests.
+    stopping: bool,
 }
 
 pub(crate) struct State {
     pub(crate) disk: Vec<u8>,
     manner: Manner,
     rng: Rng,
-    /// Connections that were made before the last stop are answered `ESHUTDOWN`, and so are all while it `stops`.
+    /// By connections that were made before the last stop requests are refused.
     stops: u32,
     /// Connections that are there, by how many stops there were when they were made.
     open: Vec<u32>,
@@ -169,7 +171,7 @@ fn serve(mut stream: UnixStream, made: u32, state: &Mutex<State>) {
                     stream.shutdown(std::net::Shutdown::Both).ok();
                     return;
                 }
-                if made < state.stops {
+                if made < state.stops || state.manner.stopping {
                     let held = match request.command {
                         Command::Read { buf, .. } | Command::Write { buf, .. } => buf.capacity(),
                         _ => 0,
@@ -382,7 +384,7 @@ fn a_server_that_does_not_end_is_given_up_in_time() {
     let backing = server.open(Timeouts { give_up, ..patient() });
     let mut session = backing.session().unwrap();
     one(&mut *session, write(0, 5)).outcome.unwrap();
-    locked(&server.state).stops = u32::MAX;
+    server.behave(|m| m.stopping = true);
     let before = locked(&server.state).connections;
     let failure = one(&mut *session, write(0, 6)).outcome.unwrap_err();
     assert_eq!(failure.kind, FailureKind::Failed);
@@ -390,6 +392,40 @@ fn a_server_that_does_not_end_is_given_up_in_time() {
     assert!(backing.trouble().is_some());
     let made = locked(&server.state).connections - before;
     assert!(made < 60, "{made} connections within two seconds");
+}
+
+/// What a store that is away, or silent, was asked ends at once where nobody waits for it any more.
+#[test]
+fn what_is_waited_for_no_more_ends_at_once() {
+    for (multi_conn, silent) in [(true, false), (true, true), (false, false), (false, true)] {
+        let server = Server::start(1 << 20, Manner { multi_conn, ..Manner::default() });
+        let backing = server.open(patient());
+        let mut session = backing.session().unwrap();
+        one(&mut *session, Op::Flush).outcome.unwrap();
+        match silent {
+            true => server.behave(|m| m.silent = true),
+            false => server.vanish(),
+        }
+        session.submit(1, write(0, 1));
+        session.submit(2, Op::Flush);
+        session.flush(Instant::now());
+        std::thread::sleep(Duration::from_millis(50));
+        session.turn(Instant::now());
+        assert!(session.pop().is_none());
+        let begun = Instant::now();
+        backing.abandon(true);
+        let done = run(&mut *session, 2);
+        assert!(done.iter().all(|done| done.outcome.is_err()), "{done:?}");
+        assert!(one(&mut *session, write(0, 1)).outcome.is_err());
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        // It stays after all.
+        server.behave(|m| m.silent = false);
+        if !silent {
+            server.listen();
+        }
+        backing.abandon(false);
+        one(&mut *session, write(0, 2)).outcome.unwrap();
+    }
 }
 
 /// Two sessions have written when the server goes; whoever flushes first, and however often, the other hears of it too. One that
