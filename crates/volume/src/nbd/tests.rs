@@ -22,7 +22,7 @@ pub(crate) struct Manner {
     /// Requests are taken and not answered.
     pub(crate) silent: bool,
     /// It was asked to stop and does not end: it takes connections, and refuses requests.
-    stopping: bool,
+    pub(crate) stopping: bool,
 }
 
 pub(crate) struct State {
