@@ -759,6 +759,10 @@ impl Session for NbdSession {
     fn wake_at(&self) -> Option<Instant> {
         let timeout = self.store.timeout;
         if self.in_flight == 0 {
+            // (Nobody waits for one that is abandoned.)
+            if self.store.abandoned.load(Ordering::SeqCst) {
+                return None;
+            }
             // One that was lost is looked for, so that it is known when it is there again.
             self.trouble.as_ref()?;
             if let Some(index) = self.to_probe() {
