@@ -238,6 +238,10 @@ pub trait Backing: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whoever has it goes and waits for nothing that it was asked: as far as it can, it ends all of that with failures as soon as its
+    /// sessions are called next, and so all that it is asked from now on; or it is asked as before again. What it was sent may still be done.
+    fn abandon(&self, _abandoned: bool) {}
+
     /// Makes it as large as that (bytes; no smaller than it is), or looks how large it is by now. Returns its size, which
     /// [`Backing::about`] says from then on. What was there is as it was.
     ///

@@ -9,6 +9,9 @@
 //! so it is when a flush fails: the next flush of every client that was there fails, once, and says why. A client that was told
 //! that its flush succeeded must find its data. What is cached of such writes is dropped before that.
 //!
+//! **A server that stops** refuses requests with `ESHUTDOWN` and waits for its connections to end: they end (`stops`), and
+//! what was refused waits for the next server, as with a connection that broke.
+//!
 //! **A server that hangs** takes connections and answers nothing. One that was silent for too long counts as lost until it has
 //! answered a request; with nobody there to ask it something, a session reads a few bytes of it.
 //!
@@ -19,6 +22,7 @@
 
 mod connection_pool;
 mod link;
+mod stops;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -46,7 +50,8 @@ use crate::op::{Done, Failure, FailureKind, Op};
 use connection_pool::Hub;
 use larder_nbd::client::Negotiated;
 use larder_nbd::wire::transmission;
-use link::{Link, News};
+use link::{Link, News, STOPPING};
+use stops::Stops;
 #[cfg(test)]
 pub(crate) use tests::{Manner, Server, locked};
 
@@ -85,6 +90,9 @@ struct Store {
     flush: Flushing,
     ledger: Ledger,
     reach: Reach,
+    stops: Stops,
+    /// See [`Backing::abandon`].
+    abandoned: AtomicBool,
 }
 
 impl Store {
@@ -229,6 +237,8 @@ impl NbdBacking {
             flush,
             ledger: Ledger::default(),
             reach: Reach::default(),
+            stops: Stops::default(),
+            abandoned: AtomicBool::new(false),
         });
         let hub = if shared {
             None
@@ -286,7 +296,8 @@ fn contact(
     let system = |e: std::io::Error| format!("cannot poll: {e}");
     let mut poll = Poll::new().map_err(system)?;
     let mut events = Events::with_capacity(8);
-    link.connect(peer, poll.registry(), Instant::now())?;
+    let stops = Stops::default();
+    link.connect(peer, poll.registry(), &stops, Instant::now())?;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -297,7 +308,7 @@ fn contact(
             link.ready(event);
         }
         let mut news = Vec::new();
-        link.turn(Instant::now(), &mut news)?;
+        link.turn(Instant::now(), &stops, &mut news)?;
         for item in news {
             if let News::Ready(negotiated) = item {
                 link.goodbye();
@@ -371,6 +382,13 @@ impl Backing for NbdBacking {
         let (since, why) = self.store.reach.state().clone()?;
         let what = format!("'{}' is not reached: {why}; requests wait", self.store.uri);
         Some(StoreTrouble { state: "lost", since, what })
+    }
+
+    fn abandon(&self, abandoned: bool) {
+        self.store.abandoned.store(abandoned, Ordering::SeqCst);
+        if let Some(hub) = &self.hub {
+            hub.wake();
+        }
     }
 
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
@@ -485,7 +503,8 @@ impl NbdSession {
 
     /// Sends what waits, if there is a connection.
     fn dispatch(&mut self, now: Instant) {
-        let expired = |w: &Waiting| w.until.is_some_and(|until| until <= now);
+        let abandoned = self.store.abandoned.load(Ordering::SeqCst);
+        let expired = |w: &Waiting| abandoned || w.until.is_some_and(|until| until <= now);
         while self.waiting.iter().any(expired) {
             let Some(at) = self.waiting.iter().position(expired) else { break };
             if let Some(Waiting { token, op, .. }) = self.waiting.remove(at) {
@@ -496,7 +515,7 @@ impl NbdSession {
         }
         let size = self.store.size();
         while !self.waiting.is_empty() {
-            let up = self.links.iter_mut().filter(|l| l.is_up() && l.size() == size);
+            let up = self.links.iter_mut().filter(|l| l.takes_requests() && l.size() == size);
             let best = up.min_by_key(|link| link.load().saturating_sub(FILLED));
             let Some(link) = best else { break };
             if let Some(next) = self.waiting.pop_front() {
@@ -508,7 +527,8 @@ impl NbdSession {
     /// A connection has gone: its requests wait for another.
     fn broke(&mut self, index: usize, reason: String, now: Instant) {
         let was_up = self.links[index].is_up();
-        let hangs = self.links[index].is_silent(now, self.store.timeout);
+        // One that stops may take connections until it has: whether it answers is to be seen.
+        let hangs = self.links[index].is_silent(now, self.store.timeout) || reason == STOPPING;
         let left = self.links[index].down(&self.registry, now, PAUSE);
         if was_up {
             tracing::warn!("backing store '{}': connection lost: {reason}", self.store.uri);
@@ -547,7 +567,7 @@ impl NbdSession {
     fn renew(&mut self, now: Instant) {
         let size = self.store.size();
         for link in &mut self.links {
-            if !link.is_up() || link.size() == size || !link.is_idle() {
+            if !link.takes_requests() || link.size() == size || !link.is_idle() {
                 continue;
             }
             let negotiated = &self.store.negotiated;
@@ -580,7 +600,7 @@ impl NbdSession {
             }
             let store = self.store.clone();
             let link = &mut self.links[index];
-            if let Err(e) = link.connect(&store.peer, &self.registry, now) {
+            if let Err(e) = link.connect(&store.peer, &self.registry, &store.stops, now) {
                 self.broke(index, e, now);
             }
         }
@@ -602,7 +622,7 @@ impl NbdSession {
     fn to_probe(&self) -> Option<usize> {
         let wanted = self.trouble.is_some() && self.in_flight == 0 && self.store.reach.hangs();
         let idle = wanted && self.links.iter().all(Link::is_idle);
-        if idle { self.links.iter().position(Link::is_up) } else { None }
+        if idle { self.links.iter().position(Link::takes_requests) } else { None }
     }
 
     fn probe(&mut self, now: Instant) {
@@ -616,7 +636,7 @@ impl NbdSession {
     fn links_turn(&mut self, now: Instant) {
         for index in 0..self.links.len() {
             let mut news = std::mem::take(&mut self.news);
-            let result = self.links[index].turn(now, &mut news);
+            let result = self.links[index].turn(now, &self.store.stops, &mut news);
             for item in news.drain(..) {
                 if matches!(item, News::Done(_)) && self.store.reach.hangs() {
                     self.answers(now);
@@ -707,8 +727,16 @@ impl Session for NbdSession {
             let until = self.until(now);
             self.waiting.iter_mut().for_each(|w| w.until = w.until.or(until));
         }
-        self.renew(now);
-        self.connect(now);
+        if self.store.abandoned.load(Ordering::SeqCst) {
+            for index in 0..self.links.len() {
+                if !self.links[index].is_idle() {
+                    self.broke(index, "nothing of it is waited for any more".into(), now);
+                }
+            }
+        } else {
+            self.renew(now);
+            self.connect(now);
+        }
         self.dispatch(now);
         // Sends; and a connection on this machine may be there at once.
         self.links_turn(now);
@@ -758,6 +786,10 @@ impl Session for NbdSession {
     fn wake_at(&self) -> Option<Instant> {
         let timeout = self.store.timeout;
         if self.in_flight == 0 {
+            // (Nobody waits for one that is abandoned.)
+            if self.store.abandoned.load(Ordering::SeqCst) {
+                return None;
+            }
             // One that was lost is looked for, so that it is known when it is there again.
             self.trouble.as_ref()?;
             if let Some(index) = self.to_probe() {

@@ -163,7 +163,7 @@ impl fmt::Display for FailureKind {
             FailureKind::NoSpace => "no space",
             FailureKind::TooLong => "too long for one piece",
             FailureKind::Unsupported => "not supported",
-            FailureKind::Gone => "the volume is detached, or its server is stopping",
+            FailureKind::Gone => "the volume was detached, or its cache is closed",
         })
     }
 }

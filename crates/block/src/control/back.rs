@@ -1,5 +1,6 @@
 //! Volumes that write back, as an operator has to do with them: how one is to, how far its destaging is, and how it is doing.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use super::protocol::{Progress, Refusal, WriteBack};
 use super::status::{BackVolume, ShrunkStore};
 use super::{Control, GoOn, refused};
+use crate::backing::Backing;
 use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, check_mark, order_name};
 use crate::cache::{CacheError, Core};
 
@@ -228,6 +230,12 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     alarms
 }
 
+/// What a wait for a store that is not reached says of it, behind how far it is.
+pub(super) fn not_reached(store: &dyn Backing) -> String {
+    let trouble = store.trouble().filter(|trouble| trouble.state != "changed");
+    trouble.map_or_else(String::new, |trouble| format!("; its store {}", trouble.what))
+}
+
 /// How far one volume is.
 struct Flushing {
     name: String,
@@ -242,20 +250,44 @@ impl Control {
         &self,
         name: &str,
         said: &WriteBack,
+        timeout: Option<Duration>,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
         let mut wish = wish(&self.cache, name, said)?;
         if said.write.is_none() {
             wish.back = None;
         }
-        let _one = self.take(name, go_on)?;
+        let begun = Instant::now();
+        let is_late = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
+        let late = Cell::new(false);
+        let mut waits = |progress: Progress| {
+            late.set(is_late());
+            !late.get() && go_on(progress)
+        };
+        let too_late = |why: &str| {
+            refused(format!(
+                "volume '{name}' writes as before: it did not change over within {} s{why}",
+                timeout.unwrap_or_default().as_secs()
+            ))
+        };
+        let one = self.take(name, &mut waits);
+        let _one = match one {
+            Err(_) if late.get() => return Err(too_late("; something else is done with it")),
+            one => one?,
+        };
+        let store = self.cache.attached(name)?;
+        let trouble = || not_reached(store.volume().backing());
         let mut most = 0;
         let mut hear = |left: u64| {
             most = most.max(left);
-            let what = format!("{} of the write log left", ByteSize(left));
-            go_on(Progress { what, done: most - left, total: most })
+            let what =
+                format!("volume '{name}': {} of the write log left{}", ByteSize(left), trouble());
+            waits(Progress { what, done: most - left, total: most })
         };
         if !self.cache.change_over(name, &wish, &mut hear)? {
+            if late.get() {
+                return Err(too_late(&trouble()));
+            }
             return Err(refused(format!("interrupted: volume '{name}' writes back as before")));
         }
         let mode = self.cache.back_status(name).map(|back| back.config.to_string());
@@ -278,7 +310,12 @@ impl Control {
 
     /// Brings all that is dirty of a volume, or of all that write back, to the stores: side by side, since one that fails keeps no
     /// other.
-    pub(super) fn flush(&self, name: Option<&str>, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+    pub(super) fn flush(
+        &self,
+        name: Option<&str>,
+        timeout: Option<Duration>,
+        go_on: GoOn<'_>,
+    ) -> Result<Value, Refusal> {
         let cache = &*self.cache;
         let names = match name {
             Some(name) => vec![cache.attached(name)?.name.clone()],
@@ -293,6 +330,7 @@ impl Control {
         };
         let all: Vec<Flushing> = names.into_iter().map(of).collect();
         let stop = AtomicBool::new(false);
+        let mut late = false;
         let outcomes: Vec<Result<bool, CacheError>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (all.iter())
                 .map(|one| {
@@ -309,7 +347,21 @@ impl Control {
                     std::thread::Builder::new().name("block-flush".into()).spawn_scoped(scope, run)
                 })
                 .collect();
-            hear_all(&all, threads.iter().filter(|t| t.is_ok()).count(), &stop, go_on);
+            let begun = Instant::now();
+            let mut hear = |progress: Progress| {
+                late |= timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
+                let troubles: Vec<String> = (all.iter())
+                    .filter(|one| !one.ended.load(Ordering::Acquire))
+                    .filter_map(|one| {
+                        let attached = cache.volume(&one.name)?;
+                        let trouble = not_reached(attached.volume().backing());
+                        (!trouble.is_empty()).then(|| format!("; volume '{}'{trouble}", one.name))
+                    })
+                    .collect();
+                let what = format!("{}{}", progress.what, troubles.concat());
+                !late && go_on(Progress { what, ..progress })
+            };
+            hear_all(&all, threads.iter().filter(|t| t.is_ok()).count(), &stop, &mut hear);
             let no_thread =
                 |e: std::io::Error| CacheError::System { what: "a thread", reason: e.to_string() };
             let panicked = || CacheError::System {
@@ -336,12 +388,16 @@ impl Control {
                 "volume": one.name,
                 "destaged": all_there,
                 "dirty_bytes": if all_there { 0 } else { left },
-                "trouble": done.err(),
+                "trouble": done.err().or_else(|| {
+                    let attached = cache.volume(&one.name).filter(|_| !all_there)?;
+                    let trouble = not_reached(attached.volume().backing());
+                    trouble.strip_prefix("; ").map(str::to_owned)
+                }),
                 "writes_through": now.is_none(),
             }));
         }
-        let interrupted = stop.load(Ordering::Relaxed);
-        Ok(json!({ "volumes": report, "interrupted": interrupted }))
+        let interrupted = stop.load(Ordering::Relaxed) && !late;
+        Ok(json!({ "volumes": report, "interrupted": interrupted, "timed_out": late }))
     }
 }
 
@@ -355,9 +411,13 @@ fn hear_all(all: &[Flushing], threads: usize, stop: &AtomicBool, go_on: GoOn<'_>
         let left = sum();
         most = most.max(left);
         let rate = first.saturating_sub(left) as f64 / begun.elapsed().as_secs_f64().max(0.001);
+        let of = match all {
+            [one] => format!("volume '{}'", one.name),
+            all => format!("{} volumes", all.len()),
+        };
         let what = match rate as u64 {
-            0 => format!("{} of the write log left", ByteSize(left)),
-            rate => format!("{} of the write log left, {}/s", ByteSize(left), ByteSize(rate)),
+            0 => format!("{of}: {} of the write log left", ByteSize(left)),
+            rate => format!("{of}: {} of the write log left, {}/s", ByteSize(left), ByteSize(rate)),
         };
         if !go_on(Progress { what, done: most - left, total: most }) {
             stop.store(true, Ordering::Relaxed);

@@ -206,7 +206,9 @@ impl Control {
                 let how = HowOpened { read_only, durable: store_durable };
                 self.attach(&volume, &uri, (how, trust_unchanged), &back, go_on)
             }
-            Request::Flush { volume } => self.flush(volume.as_deref(), go_on),
+            Request::Flush { volume, seconds } => {
+                self.flush(volume.as_deref(), seconds.map(Duration::from_secs), go_on)
+            }
             Request::Mark { volume, name } => self.mark(&volume, &name, go_on),
             Request::Discard { volume, yes } => {
                 Ok(json!(self.cache.discard_unreadable(&volume, yes)?))
@@ -215,7 +217,9 @@ impl Control {
                 let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
                 self.detach(&volume, (disconnect, keep_dirty), timeout, go_on)
             }
-            Request::Write { volume, back } => self.write(&volume, &back, go_on),
+            Request::Write { volume, back, seconds } => {
+                self.write(&volume, &back, seconds.map(Duration::from_secs), go_on)
+            }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes, go_on),
             Request::TakeBack {} => {
                 self.cache.take_back()?;
@@ -382,15 +386,18 @@ impl Control {
             }));
         };
         let (mut regions, mut dirty) = (0, 0);
-        let (mut waiting, mut too_long) = (None, false);
+        let (mut waiting, mut too_long, mut marker) = (None, false, false);
+        let trouble = || back::not_reached(volume.backing());
         let mut hear = |how: Detaching| {
             // Clients may take their time, unless they were told to go.
             let hurry = match how {
                 Detaching::Clients(_) => disconnect,
-                Detaching::Draining => true,
+                Detaching::Draining | Detaching::Marker => true,
                 // Its store takes its time: that is told, and whoever waits decides.
-                Detaching::Dirty(_) | Detaching::Durable(_) => false,
+                Detaching::Dirty(_) => keep_dirty,
+                Detaching::Durable(_) => false,
             };
+            marker = how == Detaching::Marker;
             if hurry {
                 let begun: Instant = *waiting.get_or_insert_with(Instant::now);
                 too_long = begun.elapsed() >= timeout;
@@ -407,18 +414,27 @@ impl Control {
                         ),
                         ..Progress::default()
                     },
-                    Detaching::Draining => {
-                        Progress { what: "operations end".into(), ..Progress::default() }
-                    }
+                    Detaching::Draining => Progress {
+                        what: format!("requests to its store end{}", trouble()),
+                        ..Progress::default()
+                    },
+                    Detaching::Marker => Progress {
+                        what: "its marker is not reached, and has to say that the cache has what its store lacks".into(),
+                        ..Progress::default()
+                    },
                     Detaching::Dirty(left) => {
                         dirty = dirty.max(left);
                         match keep_dirty {
                             true => Progress {
-                                what: format!("{} stay in the write log", ByteSize(left)),
+                                what: format!(
+                                    "requests to its store end, and {} stay in the write log{}",
+                                    ByteSize(left),
+                                    trouble()
+                                ),
                                 ..Progress::default()
                             },
                             false => Progress {
-                                what: format!("{} still to be destaged", ByteSize(left)),
+                                what: format!("{} still to be destaged{}", ByteSize(left), trouble()),
                                 done: dirty - left,
                                 total: dirty,
                             },
@@ -459,6 +475,14 @@ impl Control {
                 )
             }
             Ok(None) => {
+                if too_long && marker {
+                    self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
+                    return Err(refused(format!(
+                        "volume '{name}' stays attached: its marker was not reached within {} s, and has to say that the cache has what \
+                         its store lacks. Nothing is lost: bring the marker's place back and detach again, or wait longer with --timeout",
+                        timeout.as_secs()
+                    )));
+                }
                 let volume_again = volume.clone();
                 self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
                 if !too_long {
@@ -617,11 +641,13 @@ impl Control {
         }
         for attached in cache.volumes() {
             if let Some(volume) = self.leaves(&attached.name) {
-                alarms.push(format!(
-                    "volume '{}' is being detached: clients still there: {} (detach --disconnect closes their connections)",
-                    attached.name,
-                    volume.clients()
-                ));
+                let what = match volume.clients() {
+                    0 => format!("what is under way ends{}", back::not_reached(volume.backing())),
+                    n => format!(
+                        "clients still there: {n} (detach --disconnect closes their connections)"
+                    ),
+                };
+                alarms.push(format!("volume '{}' is being detached: {what}", attached.name));
             }
         }
         for v in &volumes {

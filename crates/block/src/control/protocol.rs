@@ -47,6 +47,9 @@ pub enum Request {
         /// Only of this volume.
         #[serde(default)]
         volume: Option<String>,
+        /// How long it is waited for; without end if nothing is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seconds: Option<u64>,
     },
     /// A consistency point of a volume that writes back.
     Mark {
@@ -92,6 +95,9 @@ pub enum Request {
         /// How it writes back; what is not said is as the daemon was started with.
         #[serde(default, skip_serializing_if = "WriteBack::is_silent")]
         back: WriteBack,
+        /// How long it may take before it stays as it was; without end if nothing is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seconds: Option<u64>,
     },
     /// The cache, which was given up, is to be used again.
     TakeBack {},
@@ -292,8 +298,8 @@ mod tests {
                     journal_local: true,
                 },
             },
-            Request::Flush { volume: None },
-            Request::Flush { volume: Some("a".into()) },
+            Request::Flush { volume: None, seconds: None },
+            Request::Flush { volume: Some("a".into()), seconds: Some(5) },
             Request::Discard { volume: "a".into(), yes: true },
             Request::Mark { volume: "a".into(), name: "vor dem Umzug: ä".into() },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },

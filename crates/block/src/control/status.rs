@@ -380,7 +380,34 @@ pub struct ConnectionStatus {
     pub requests: u64,
 }
 
+impl Status {
+    /// What writes do, in words: the cache's mode, and how many volumes write back instead.
+    pub fn writes(&self) -> String {
+        let back = self.volumes.iter().filter(|v| v.write_back.is_some()).count();
+        match back {
+            0 => self.cache.write.clone(),
+            n if n == self.volumes.len() => "writes back".to_owned(),
+            n => format!("{}, {n} of {} volumes write back", self.cache.write, self.volumes.len()),
+        }
+    }
+}
+
 impl VolumeStatus {
+    /// How its writing back does, in a word or two; `None`: it writes through.
+    pub fn back_state(&self) -> Option<String> {
+        let back = self.write_back.as_ref()?;
+        let store = self.store.state.as_str();
+        Some(match (&back.closed, back.failures) {
+            (Some(_), _) => "closed".to_owned(),
+            _ if back.shrunk.is_some() => "store shrunk, read-only".to_owned(),
+            _ if matches!(store, "lost" | "shrunk" | "moved") => format!("store {store}"),
+            (None, 0) if back.slowed_for_budget => "slowed".to_owned(),
+            (None, 0) if store == "failing" => "store failing".to_owned(),
+            (None, 0) => "ok".to_owned(),
+            (None, n) => format!("{n} failed"),
+        })
+    }
+
     /// Share of its reads that were answered without asking the store or waiting for it.
     pub fn hit_ratio(&self) -> Option<f64> {
         (self.reads > 0).then(|| self.read_hits as f64 / self.reads as f64)

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use larder_engine::block::Fault;
 use larder_engine::block::node::attachment::Attachment;
@@ -24,6 +26,8 @@ use crate::block::volume::Volume;
 pub enum Detaching {
     /// So many clients still use the volume.
     Clients(u64),
+    /// Its marker, which has to say what becomes of it, is not reached.
+    Marker,
     /// So many bytes of the write log are still to come to its store.
     Dirty(u64),
     /// Operations end.
@@ -34,6 +38,9 @@ pub enum Detaching {
 
 /// A volume that comes is planned for so often at most, where others come, grow and go meanwhile.
 const PLANS: usize = 16;
+
+/// What a store was asked ends within this, or is waited for no more by a volume that is put aside with what is dirty.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What a detach hears of its volume.
 type GoOn<'a> = &'a mut dyn FnMut(Detaching) -> bool;
@@ -239,7 +246,16 @@ impl Core {
         // Nobody changes over how it is written from here on, whichever way that is: it would come back to write back when it has gone.
         let Some(alone) = self.alone_without_clients(&attached, go_on) else { return Ok(None) };
         if attached.attachment().is_some() {
-            let mut hears = |left| go_on(Detaching::Dirty(left));
+            if keep_dirty && !self.reaches_marker(name, go_on)? {
+                return Ok(None);
+            }
+            let begun = Instant::now();
+            let mut hears = |left| {
+                if keep_dirty {
+                    self.leave_store(&volume, begun);
+                }
+                go_on(Detaching::Dirty(left))
+            };
             let done = match keep_dirty {
                 true => {
                     // Nobody may see its store from here on: it lacks what is dirty.
@@ -254,13 +270,20 @@ impl Core {
                 false => self.write_back_no_more((&attached, &alone), &mut hears),
             };
             if !matches!(done, Ok(None | Some(true))) {
+                volume.backing().abandon(false);
                 volume.reopen();
                 return done.map(|_| None);
             }
         }
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
+        let begun = Instant::now();
+        let keeps = carried.is_some();
         let mut hears = |waits| {
+            let left = keeps && self.leave_store(&volume, begun);
+            if left && matches!(waits, Waits::Bits(_)) {
+                return false;
+            }
             go_on(match waits {
                 Waits::Clients(clients) => Detaching::Clients(clients),
                 Waits::Lines => Detaching::Draining,
@@ -270,6 +293,7 @@ impl Core {
         let mut io = At { core: self, of: attached.clone(), go_on: &mut hears };
         let gone = self.carry_over(&mut operation, &mut io, Operation::detach_step);
         if !matches!(gone, Ok(Ok(()))) {
+            volume.backing().abandon(false);
             // It stays: what is dirty is taken up again before anybody sees it.
             if let Some(wish) = carried {
                 self.begin_back(&volume, &wish)?;
@@ -277,6 +301,39 @@ impl Core {
             operation.detach_given_up(&mut io);
         }
         Ok(gone?.ok().and_then(|()| operation.way().map(Attachment::is_durable)))
+    }
+
+    /// Of a volume that is put aside with what is dirty, which began then: its store is asked for nothing more, and what it was asked is
+    /// waited for no longer, if it is not reached or too slow. Returns whether that is so.
+    fn leave_store(&self, volume: &Volume, begun: Instant) -> bool {
+        let is_lost = || volume.backing().trouble().is_some_and(|trouble| trouble.state == "lost");
+        let leaves = begun.elapsed() >= GRACE || is_lost();
+        if leaves {
+            volume.backing().abandon(true);
+            self.mailboxes.iter().for_each(Mailbox::wake);
+        }
+        leaves
+    }
+
+    /// Waits until the marker of a volume was looked at: it may lie on a store that is away, and nothing has changed yet. (What is wrong with it
+    /// is told when it is written.) False if `go_on` has said no.
+    fn reaches_marker(&self, name: &str, go_on: GoOn<'_>) -> Result<bool, CacheError> {
+        let Some(core) = self.me.get().and_then(std::sync::Weak::upgrade) else { return Ok(true) };
+        let of = name.to_owned();
+        let (ends, ended) = mpsc::channel::<()>();
+        let look = move || {
+            core.reads_marker(&of);
+            drop(ends);
+        };
+        // It may hang with its store.
+        let spawned = std::thread::Builder::new().name("block-marker".into()).spawn(look);
+        spawned.map_err(|e| CacheError::System { what: "a thread", reason: e.to_string() })?;
+        while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            if !go_on(Detaching::Marker) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Has workers let go of the stores of volumes that are closed.

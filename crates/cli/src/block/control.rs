@@ -438,7 +438,7 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
             percent((c.slots > 0).then(|| c.lines as f64 / c.slots as f64)),
             c.placement,
             c.replacement,
-            c.write,
+            s.writes(),
             c.admission,
         ),
     ));

@@ -27,6 +27,9 @@ Ends with 0 if all that was dirty came to the stores, with 1 if something did no
 pub(crate) struct FlushArgs {
     /// The volume. None: all that write back
     volume: Option<String>,
+    /// Wait no longer than this; then it ends with 1, and the daemon goes on as before. None: without end
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -69,10 +72,12 @@ struct Flushed {
 struct Answer {
     volumes: Vec<Flushed>,
     interrupted: bool,
+    timed_out: bool,
 }
 
 pub(crate) fn flush(args: &FlushArgs) -> Result<(), CliError> {
-    let answer = args.daemon.ask(&Request::Flush { volume: args.volume.clone() })?;
+    let answer =
+        args.daemon.ask(&Request::Flush { volume: args.volume.clone(), seconds: args.timeout })?;
     let told: Answer = read(&answer)?;
     args.daemon.show(&answer, |_| Ok(text(&told)))?;
     outcome(&told)
@@ -103,7 +108,11 @@ fn outcome(told: &Answer) -> Result<(), CliError> {
         return Ok(());
     }
     let names: Vec<String> = left.iter().map(|v| format!("'{}'", v.volume)).collect();
-    let why = if told.interrupted { "interrupted: " } else { "" };
+    let why = match (told.interrupted, told.timed_out) {
+        (true, _) => "interrupted: ",
+        (false, true) => "--timeout: ",
+        _ => "",
+    };
     Err(CliError::Runtime(format!(
         "{why}not all of {} came to its store: see `larder block status` and flush again",
         names.join(", ")
@@ -129,6 +138,9 @@ pub(crate) struct WriteArgs {
     mode: String,
     #[command(flatten)]
     how: HowArgs,
+    /// Wait no longer than this for its store; then it writes as before, and this ends with 1. None: without end
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -147,7 +159,11 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("MODE '{}': {e}; {what}", args.mode)));
     }
     let mode = Some(args.mode.clone()).filter(|_| !through);
-    let request = Request::Write { volume: args.volume.clone(), back: args.how.said(mode)? };
+    let request = Request::Write {
+        volume: args.volume.clone(),
+        back: args.how.said(mode)?,
+        seconds: args.timeout,
+    };
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
         Ok(match answer["write"].as_str() {
@@ -273,12 +289,7 @@ fn mark_text(mark: &str) -> String {
 /// What stands in them, if it writes back.
 pub(super) fn row(v: &VolumeStatus) -> Option<Vec<String>> {
     let back = v.write_back.as_ref()?;
-    let state = match (&back.closed, back.failures) {
-        (Some(_), _) => "closed".to_owned(),
-        (None, 0) if back.slowed_for_budget => "slowed".to_owned(),
-        (None, 0) => "ok".to_owned(),
-        (None, n) => format!("{n} failed"),
-    };
+    let state = v.back_state().unwrap_or_default();
     let mark = back.stored_mark.as_deref().map_or_else(|| "–".to_owned(), mark_text);
     let or_none = |seconds: Option<f64>| seconds.map_or_else(|| "–".into(), duration);
     Some(vec![

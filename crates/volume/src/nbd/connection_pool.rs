@@ -58,6 +58,13 @@ impl Hub {
         Ok(Hub { shared, thread: Some(thread) })
     }
 
+    /// Has the thread look at its session.
+    pub(super) fn wake(&self) {
+        if let Err(e) = self.shared.waker.wake() {
+            tracing::error!("the thread of a backing store cannot be woken: {e}");
+        }
+    }
+
     pub(super) fn session(&self) -> io::Result<HubSession> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let port = Arc::new(Port { event, done: Mutex::default() });

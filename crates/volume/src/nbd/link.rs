@@ -1,18 +1,22 @@
 //! One connection to the server: its socket around the protocol's state machine.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::event::{Event as Ready, Source};
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
+use super::stops::{Known, Stops};
 use super::words::{asked_for, ended, request};
 use super::{Peer, Place, Timeouts};
-use crate::op::{Done, Op};
+use crate::op::{Done, FailureKind, Op};
 use larder_nbd::client::{Client, Event, Negotiated};
 use larder_runtime::make_room;
 
+/// Why a connection ends whose server has refused a request with `ESHUTDOWN`.
+pub(super) const STOPPING: &str = "the server is stopping";
 /// Reads of the socket in one turn, before others have theirs.
 const READS_PER_TURN: u32 = 32;
 
@@ -92,6 +96,12 @@ struct Wire {
     up: bool,
     /// How large the export is, as far as this connection was told.
     size: u64,
+    /// As other sessions know it.
+    known: Arc<Known>,
+    /// Its server is stopping: nothing more is asked of it, and it ends when all has been answered.
+    leaves: bool,
+    /// To be asked again of the server that comes.
+    refused: Vec<(u64, Op)>,
     /// Bytes to be moved for requests that were not answered, and something for each request.
     load: usize,
     /// When the connection was begun, or something was last heard or began to be waited for.
@@ -115,6 +125,11 @@ impl Link {
 
     pub(super) fn is_up(&self) -> bool {
         self.wire.as_ref().is_some_and(|w| w.up)
+    }
+
+    /// It is up, and its server takes requests, as far as is known.
+    pub(super) fn takes_requests(&self) -> bool {
+        self.wire.as_ref().is_some_and(|w| w.up && !w.leaves)
     }
 
     /// How large the export is, as far as it was told.
@@ -144,8 +159,10 @@ impl Link {
         &mut self,
         peer: &Peer,
         registry: &Registry,
+        stops: &Stops,
         now: Instant,
     ) -> Result<(), String> {
+        let known = stops.connection();
         let (socket, name) = match &peer.place {
             Place::Socket(path) => {
                 let socket = UnixStream::connect(path).inspect(make_room);
@@ -167,6 +184,10 @@ impl Link {
             ),
             _ => format!("{name}: {e}"),
         })?;
+        match &socket {
+            Socket::Tcp(s) => known.is_at(s),
+            Socket::Unix(s) => known.is_at(s),
+        }
         registry
             .register(socket.source(), self.token, Interest::READABLE | Interest::WRITABLE)
             .map_err(|e| format!("{name}: {e}"))?;
@@ -181,6 +202,9 @@ impl Link {
             watches_room: true,
             up: false,
             size: 0,
+            known,
+            leaves: false,
+            refused: Vec::new(),
             load: 0,
             heard: now,
         }));
@@ -193,7 +217,6 @@ impl Link {
             wire.up = true;
             wire.size = negotiated.size;
         }
-        self.pause = Duration::ZERO;
         self.retry = None;
     }
 
@@ -210,8 +233,10 @@ impl Link {
         let Some(mut wire) = self.wire.take() else { return Vec::new() };
         // It goes with the descriptor at the latest.
         let _ = registry.deregister(wire.socket.source());
-        let left = wire.client.abandon();
-        left.into_iter().map(|(token, request)| (token, asked_for(request))).collect()
+        let mut left = std::mem::take(&mut wire.refused);
+        let unanswered = wire.client.abandon().into_iter();
+        left.extend(unanswered.map(|(token, request)| (token, asked_for(request))));
+        left
     }
 
     pub(super) fn ready(&mut self, event: &Ready) {
@@ -228,6 +253,7 @@ impl Link {
                 wire.heard = now;
             }
             wire.load += weight(&op);
+            wire.known.is_busy(true);
             wire.client.submit(token, request(op));
         }
     }
@@ -314,11 +340,44 @@ impl Link {
     ///
     /// # Errors
     /// Why the connection is of no more use.
-    pub(super) fn turn(&mut self, now: Instant, news: &mut Vec<News>) -> Result<(), String> {
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        stops: &Stops,
+        news: &mut Vec<News>,
+    ) -> Result<(), String> {
         let Some(wire) = &mut self.wire else { return Ok(()) };
+        wire.leaves |= stops.has_stopped(&wire.known);
+        if wire.leaves {
+            self.pause = self.pause.max(super::PAUSE.0);
+        }
+        let good = wire.turn(now, stops, news)?;
+        if wire.client.in_flight() == 0 {
+            wire.known.is_busy(false);
+            // (Marked idle first: whoever finds out that the server stops closes connections that are.)
+            wire.leaves |= stops.has_stopped(&wire.known);
+            if wire.leaves {
+                // It waits for its clients to take their leave.
+                wire.client.disconnect();
+                let _ = wire.send();
+                return Err(STOPPING.into());
+            }
+        }
+        if good && !wire.leaves {
+            self.pause = Duration::ZERO;
+        }
+        Ok(())
+    }
+}
+
+impl Wire {
+    /// Reads and sends what there is. Whether a request was answered.
+    fn turn(&mut self, now: Instant, stops: &Stops, news: &mut Vec<News>) -> Result<bool, String> {
+        let wire = self;
+        let mut good = false;
         if !wire.connected {
             if !wire.socket.connected().map_err(|e| e.to_string())? {
-                return Ok(());
+                return Ok(false);
             }
             wire.connected = true;
         }
@@ -329,6 +388,7 @@ impl Link {
             let space = wire.client.space();
             let wanted = space.len();
             match wire.socket.read(space) {
+                Ok(0) if wire.leaves => return Err(STOPPING.into()),
                 Ok(0) => return Err("the server closed the connection".into()),
                 Ok(n) => {
                     wire.heard = now;
@@ -347,7 +407,17 @@ impl Link {
                     Event::Done(done) => {
                         let done = ended(done);
                         wire.load = wire.load.saturating_sub(weight(&done.op));
-                        news.push(News::Done(done));
+                        if matches!(&done.outcome, Err(e) if e.kind == FailureKind::Gone) {
+                            wire.leaves = true;
+                            stops.stopped(&wire.known);
+                            wire.refused.push((done.token, done.op));
+                        } else if wire.leaves && done.op.changes() && !done.op.is_durable() {
+                            // It may go with the server, and no client was told.
+                            wire.refused.push((done.token, done.op));
+                        } else {
+                            good = true;
+                            news.push(News::Done(done));
+                        }
                     }
                     Event::Close(reason) => return Err(reason),
                 }
@@ -357,11 +427,9 @@ impl Link {
                 wire.send().map_err(|e| e.to_string())?;
             }
         }
-        Ok(())
+        Ok(good)
     }
-}
 
-impl Wire {
     fn send(&mut self) -> io::Result<()> {
         while self.connected && self.writable && !self.client.output().is_empty() {
             let output = self.client.output();

@@ -10,6 +10,7 @@ use super::*;
 use crate::testing::{Client, against_a_model, one, run};
 use larder_nbd::server::{Command, Connection, Event, ExportInfo, Limits, Request, TlsPolicy};
 use larder_nbd::testing::{Memory, One, one as export};
+use larder_nbd::wire::Errno;
 
 /// How a server behaves.
 #[derive(Clone, Default)]
@@ -22,12 +23,18 @@ pub(crate) struct Manner {
     pub(crate) breaks: Option<u64>,
     /// Requests are taken and not answered.
     pub(crate) silent: bool,
+    /// It was asked to stop and does not end: it takes connections, and refuses requests.
+    pub(crate) stopping: bool,
 }
 
 pub(crate) struct State {
     pub(crate) disk: Vec<u8>,
     manner: Manner,
     rng: Rng,
+    /// By connections that were made before the last stop requests are refused.
+    stops: u32,
+    /// Connections that are there, by how many stops there were when they were made.
+    open: Vec<u32>,
     streams: Vec<UnixStream>,
     connections: u32,
     pub(crate) flushes: u32,
@@ -50,7 +57,18 @@ impl Server {
         let dir = TempDir::new().unwrap();
         let disk = vec![0; size];
         let (streams, rng) = (Vec::new(), Rng::new(1));
-        let state = State { disk, manner, rng, streams, connections: 0, flushes: 0, durable: 0 };
+        let (stops, open) = (0, Vec::new());
+        let state = State {
+            disk,
+            manner,
+            rng,
+            stops,
+            open,
+            streams,
+            connections: 0,
+            flushes: 0,
+            durable: 0,
+        };
         let server = Server { dir, state: Arc::new(Mutex::new(state)) };
         server.listen();
         server
@@ -64,13 +82,21 @@ impl Server {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let stream = stream.unwrap();
-                {
+                let made = {
                     let mut state = locked(&state);
                     state.connections += 1;
                     state.streams.push(stream.try_clone().unwrap());
-                }
+                    let made = state.stops;
+                    state.open.push(made);
+                    made
+                };
                 let state = state.clone();
-                std::thread::spawn(move || serve(stream, &state));
+                std::thread::spawn(move || {
+                    serve(stream, made, &state);
+                    let mut state = locked(&state);
+                    let at = state.open.iter().position(|m| *m == made).unwrap();
+                    state.open.swap_remove(at);
+                });
             }
         });
     }
@@ -83,6 +109,18 @@ impl Server {
     pub(crate) fn vanish(&self) {
         std::fs::remove_file(self.dir.path().join("socket")).unwrap();
         self.hang_up();
+    }
+
+    /// As if it were asked to stop: it waits for its connections to end, and refuses what is asked by them.
+    fn stop(&self) {
+        std::fs::remove_file(self.dir.path().join("socket")).unwrap();
+        locked(&self.state).stops += 1;
+    }
+
+    /// Connections to servers that were asked to stop.
+    fn kept(&self) -> usize {
+        let state = locked(&self.state);
+        state.open.iter().filter(|made| **made < state.stops).count()
     }
 
     fn hang_up(&self) {
@@ -101,7 +139,7 @@ impl Server {
 }
 
 /// One connection, until it ends; whatever fails ends it.
-fn serve(mut stream: UnixStream, state: &Mutex<State>) {
+fn serve(mut stream: UnixStream, made: u32, state: &Mutex<State>) {
     let mut pool = BufferPool::new(64 << 20);
     let mut conn: Connection<Memory> = Connection::new(TlsPolicy::Off, Limits::default());
     loop {
@@ -136,7 +174,13 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
                     stream.shutdown(std::net::Shutdown::Both).ok();
                     return;
                 }
-                if !state.manner.silent {
+                if made < state.stops || state.manner.stopping {
+                    let held = match request.command {
+                        Command::Read { buf, .. } | Command::Write { buf, .. } => buf.capacity(),
+                        _ => 0,
+                    };
+                    conn.fail(request.cookie, held, Errno::Shutdown, "");
+                } else if !state.manner.silent {
                     execute(&mut state, &mut conn, &mut pool, request);
                 }
             }
@@ -295,6 +339,96 @@ fn a_server_that_comes_back() {
     // Nothing was written since: nothing to be in doubt about.
     server.hang_up();
     assert!(flush(&backing, &mut *session, &mut seen));
+}
+
+/// A server that is asked to stop waits for its clients to go, the idle ones too, and the next one takes its place.
+#[test]
+fn a_server_that_stops_is_left_and_the_next_one_is_asked() {
+    for multi_conn in [true, false] {
+        let server = Server::start(1 << 20, Manner { multi_conn, ..Manner::default() });
+        let backing = server.open(patient());
+        let (mut busy, mut idle) = (backing.session().unwrap(), backing.session().unwrap());
+        one(&mut *idle, Op::Flush).outcome.unwrap();
+        (0..8).for_each(|i| busy.submit(i, write(i * 8192, 1)));
+        assert!(run(&mut *busy, 8).iter().all(|done| done.outcome.is_ok()));
+        for round in 0..3 {
+            server.stop();
+            assert!(server.kept() > 0);
+            (0..8).for_each(|i| busy.submit(i, write(i * 8192, 2 + round)));
+            busy.submit(8, Op::Flush);
+            busy.submit(9, Op::Read { offset: 1 << 19, buf: AlignedBuf::zeroed(512) });
+            let end = Instant::now() + Duration::from_secs(120);
+            while server.kept() > 0 {
+                busy.flush(Instant::now());
+                busy.turn(Instant::now());
+                // As its thread does when its descriptor says so.
+                idle.turn(Instant::now());
+                assert!(busy.pop().is_none() && Instant::now() < end, "{multi_conn}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let trouble = backing.trouble().unwrap();
+            assert_eq!(trouble.state, "lost");
+            assert!(trouble.what.contains("unix"), "names its store: {}", trouble.what);
+            server.listen();
+            let done = run(&mut *busy, 10);
+            assert!(done.iter().all(|done| done.outcome.is_ok()), "{multi_conn}: {done:?}");
+            assert!(backing.trouble().is_none(), "{:?}", backing.trouble());
+            assert!(locked(&server.state).disk[..8 * 8192].iter().all(|b| *b == 2 + round));
+        }
+        assert!(backing.losses() > 0, "what was answered before and not flushed may have gone");
+    }
+}
+
+/// One that goes on taking connections while it stops is not asked again and again without a pause, and requests end in time.
+#[test]
+fn a_server_that_does_not_end_is_given_up_in_time() {
+    let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+    let give_up = Some(Duration::from_secs(2));
+    let backing = server.open(Timeouts { give_up, ..patient() });
+    let mut session = backing.session().unwrap();
+    one(&mut *session, write(0, 5)).outcome.unwrap();
+    server.behave(|m| m.stopping = true);
+    let before = locked(&server.state).connections;
+    let failure = one(&mut *session, write(0, 6)).outcome.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Failed);
+    assert!(failure.message.contains("stopping") && failure.message.contains("unix"), "{failure}");
+    assert!(backing.trouble().is_some());
+    let made = locked(&server.state).connections - before;
+    assert!(made < 60, "{made} connections within two seconds");
+}
+
+/// What a store that is away, or silent, was asked ends at once where nobody waits for it any more.
+#[test]
+fn what_is_waited_for_no_more_ends_at_once() {
+    for (multi_conn, silent) in [(true, false), (true, true), (false, false), (false, true)] {
+        let server = Server::start(1 << 20, Manner { multi_conn, ..Manner::default() });
+        let backing = server.open(patient());
+        let mut session = backing.session().unwrap();
+        one(&mut *session, Op::Flush).outcome.unwrap();
+        match silent {
+            true => server.behave(|m| m.silent = true),
+            false => server.vanish(),
+        }
+        session.submit(1, write(0, 1));
+        session.submit(2, Op::Flush);
+        session.flush(Instant::now());
+        std::thread::sleep(Duration::from_millis(50));
+        session.turn(Instant::now());
+        assert!(session.pop().is_none());
+        let begun = Instant::now();
+        backing.abandon(true);
+        let done = run(&mut *session, 2);
+        assert!(done.iter().all(|done| done.outcome.is_err()), "{done:?}");
+        assert!(one(&mut *session, write(0, 1)).outcome.is_err());
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        // It stays after all.
+        server.behave(|m| m.silent = false);
+        if !silent {
+            server.listen();
+        }
+        backing.abandon(false);
+        one(&mut *session, write(0, 2)).outcome.unwrap();
+    }
 }
 
 /// Two sessions have written when the server goes; whoever flushes first, and however often, the other hears of it too. One that

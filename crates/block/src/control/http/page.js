@@ -67,6 +67,7 @@ function show(d) {
     ["errors of the cache device", num(f.errors)],
     ["lines that did not match their checksum", num(f.corrupt)]]);
 
+  const backs = s.volumes.filter(v => v.write_back).length;
   $("full").innerHTML = c.given_up ? "out of use" : pct(c.slots ? c.lines / c.slots : 0) + " <small>full</small>";
   $("fullbar").innerHTML = fill(c.slots ? c.lines / c.slots : 0, "var(--a)");
   table("cache", null, [
@@ -74,7 +75,7 @@ function show(d) {
     ["capacity", bytes(c.slots * c.line_bytes) + " in lines of " + bytes(c.line_bytes)],
     ["placement", c.placement],
     ["replacement", c.replacement],
-    ["writes", c.write],
+    ["writes", backs === 0 ? c.write : backs === s.volumes.length ? "writes back" : c.write + ", " + backs + " of " + s.volumes.length + " volumes write back"],
     ["at the start", c.warmth],
     ["regions marked as written to", num(c.regions_marked)],
     ["map in DRAM", bytes(c.map_bytes)]]);
@@ -94,7 +95,8 @@ function show(d) {
   table("back", ["volume", "write-back", "dirty", "of the log", "oldest", "destaged/s", "time left", "mark in store", "generation", "state"],
     back.map(v => { const b = v.write_back; return [v.name, b.mode, bytes(b.dirty_bytes), bytes(b.held_bytes) + " of " + bytes(b.bound_bytes),
       b.oldest_seconds == null ? "–" : span(Math.round(b.oldest_seconds)), bytes(b.destage_bytes_per_second), b.seconds_left == null ? "–" : span(Math.round(b.seconds_left)), b.stored_mark ?? "–",
-      b.generation, b.closed != null ? "closed: " + b.closed : b.failures ? b.failures + " failures in a row" : "ok"]; }), "no volumes");
+      b.generation, b.closed != null ? "closed: " + b.closed : b.shrunk ? "store shrunk, read-only"
+      : ["lost", "shrunk", "moved"].includes(v.store.state) ? "store " + v.store.state : b.failures ? b.failures + " failures in a row" : b.slowed_for_budget ? "slowed" : v.store.state === "failing" ? "store failing" : "ok"]; }), "no volumes");
 
   $("faces").closest("section").hidden = !s.faces.length;
   table("faces", ["address", "volume", "disk", "there", "size", "queues", "requests", "failed", "refused", "done again", "agreed on"],

@@ -148,6 +148,13 @@ impl Core {
         }
     }
 
+    /// Looks at the marker of a volume, as [`Core::check_marker`] does: for as long as its place takes.
+    pub(in crate::block) fn reads_marker(&self, name: &str) {
+        if let Some((back, written)) = self.back_of(name) {
+            self.check_marker(back, &written);
+        }
+    }
+
     /// What the marker of a volume is now. What is wrong is told, and nothing comes to the store where it is another's.
     pub(super) fn check_marker(&self, back: &Back, written: &Written) -> Again {
         let Some(place) = &written.place else { return Again::Own };

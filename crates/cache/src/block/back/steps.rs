@@ -72,6 +72,13 @@ pub(super) struct Begins<'a> {
 }
 
 impl Begins<'_> {
+    /// The last mark that its store is known to have, of those since it began to write back.
+    fn known_mark(&self, holder: &Holder) -> Option<&str> {
+        let of = [Some(holder.state().attachment), holder.before()];
+        let (said, mark) = self.mark.as_ref().filter(|_| !holder.begins_anew())?;
+        of.contains(&Some(*said)).then_some(mark.as_str())
+    }
+
     /// Its journal is open, if it has one.
     fn open_journal(&mut self, volume: &Attached, uuid: Uuid) -> Result<(), CacheError> {
         if let (Some(site), None) = (&self.site, &self.journal.journal) {
@@ -430,6 +437,10 @@ impl<'a> Way<'a> {
         if let Some(written) = &held {
             marker.time = written.time_of(marker.time, frontier, || self.core.age_of(attachment));
         }
+        if let Which::Comes(begins) = &self.which {
+            // The log does not have it yet.
+            marker.mark = marker.mark.or_else(|| begins.known_mark(holder).map(str::to_owned));
+        }
         if let Some(last_number) = &mut last_number {
             // (One that could not be written may have been.)
             **last_number = number;
@@ -499,15 +510,14 @@ impl<'a> Way<'a> {
         let found = begins
             .found
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
-        let of = [Some(state.attachment), holder.before()];
-        let mark = begins.mark.take().filter(|(said, _)| of.contains(&Some(*said)));
+        let mark = begins.known_mark(holder).map(str::to_owned);
         // Before the log has it: what was put aside is destaged at once, through its journal.
         back.add(Written { journal, ..Written::new(self.volume, holder, begins) });
         call_log(core, None, |log, asks| {
             let now = core.now();
             if log.is_aside(state.attachment) {
                 let none = log.stored_mark(state.attachment).is_none();
-                if let Some((_, mark)) = mark.filter(|_| none) {
+                if let Some(mark) = mark.filter(|_| none) {
                     log.had_mark(state.attachment, mark);
                 }
                 return log.take_up(now, attach, asks);
@@ -515,7 +525,7 @@ impl<'a> Way<'a> {
             log.attach(now, attach);
             log.cut_off(state.attachment, state.cut);
             asks.steps.push(state.attachment);
-            if let Some((_, mark)) = mark {
+            if let Some(mark) = mark {
                 log.had_mark(state.attachment, mark);
             }
             if let Some((found, scanned)) = found {

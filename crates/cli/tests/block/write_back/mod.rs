@@ -1,5 +1,6 @@
 //! Volumes that write back: what may be set, what is refused, what is served, and how a store is recovered whose cache is lost.
 
+mod away;
 mod carried;
 mod discard;
 mod journal;

@@ -574,6 +574,11 @@ impl Holder {
         self.comer.record.map(|record| record.attachment)
     }
 
+    /// Nothing that was logged before is its own: it begins to write back.
+    pub fn begins_anew(&self) -> bool {
+        self.anew
+    }
+
     /// The superblock's entry, as it is now.
     pub fn state(&self) -> WrittenBack {
         self.entry
