@@ -79,7 +79,6 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
 pub(super) fn shown(now: &BackStatus) -> BackVolume {
     let s = &now.status;
     let [frontier, acknowledged, promised, last] = s.positions;
-    let left = s.held.0 as f64;
     BackVolume {
         mode: now.config.to_string(),
         order: order_name(now.config.order).to_owned(),
@@ -88,10 +87,7 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         bound_bytes: s.held.1,
         oldest_seconds: now.age.map(|age| age.0 as f64 / 1e9),
         destage_bytes_per_second: s.rate,
-        seconds_left: match s.dirty {
-            0 => Some(0.0),
-            _ => (s.rate > 0.0).then(|| left / s.rate),
-        },
+        seconds_left: s.left.map(|left| left.0 as f64 / 1e9),
         destaged_bytes: s.destaged,
         generation: now.generation,
         failures: u64::from(s.failures),
@@ -133,7 +129,7 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     let left = ByteSize(back.dirty_bytes);
     if let Some(shrunk) = &back.shrunk {
         alarms.push(format!(
-            "volume '{name}': {} (larder block discard CACHE {name} STORE --beyond-end)",
+            "volume '{name}': {} (larder block discard CACHE {name} STORE --beyond-end --yes)",
             shrunk.text
         ));
     }
@@ -247,7 +243,13 @@ impl Control {
             let what = format!("{} of the write log left", ByteSize(left));
             go_on(Progress { what, done: most - left, total: most })
         };
-        if !self.cache.change_over(name, &wish, &mut hear)? {
+        let done = self.cache.change_over(name, &wish, &mut hear).map_err(|error| {
+            let through = format!("write through first (larder block write '{name}' through)");
+            let refusal = Refusal::from(error);
+            let message = refusal.message.replace("write through first", &through);
+            Refusal { message, ..refusal }
+        })?;
+        if !done {
             return Err(refused(format!("interrupted: volume '{name}' writes back as before")));
         }
         let mode = self.cache.back_status(name).map(|back| back.config.to_string());
@@ -348,7 +350,10 @@ fn hear_all(all: &[Flushing], threads: usize, stop: &AtomicBool, go_on: GoOn<'_>
         most = most.max(left);
         let rate = first.saturating_sub(left) as f64 / begun.elapsed().as_secs_f64().max(0.001);
         let what = match rate as u64 {
-            0 => format!("{} of the write log left", ByteSize(left)),
+            0 => format!(
+                "{} of the write log left, none has come to the store so far",
+                ByteSize(left)
+            ),
             rate => format!("{} of the write log left, {}/s", ByteSize(left), ByteSize(rate)),
         };
         if !go_on(Progress { what, done: most - left, total: most }) {
@@ -384,6 +389,7 @@ mod tests {
             held,
             oldest: None,
             rate,
+            left: Some(larder_base::Nanos::from_secs(6)),
             positions: [1, 4, 2, 5],
             epoch: 0,
             failures,
@@ -393,12 +399,12 @@ mod tests {
     }
 
     #[test]
-    fn the_time_left_follows_from_the_rate() {
+    fn a_status_has_times_in_seconds() {
         let moves = status(dirty(1000, (3000, 8000), 500.0, 0), None);
         assert_eq!((moves.seconds_left, moves.oldest_seconds), (Some(6.0), Some(1.5)));
         assert_eq!((moves.generation, moves.order.as_str()), (7, "ordered"));
-        assert_eq!(status(dirty(1000, (3000, 8000), 0.0, 0), None).seconds_left, None);
-        assert_eq!(status(dirty(0, (0, 8000), 0.0, 0), None).seconds_left, Some(0.0));
+        let none = Status { left: None, ..dirty(1000, (3000, 8000), 0.0, 0) };
+        assert_eq!(status(none, None).seconds_left, None);
         assert_eq!(
             (moves.stored_mark.as_deref(), moves.last_mark.as_deref()),
             (None, Some("nightly"))

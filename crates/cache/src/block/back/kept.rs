@@ -120,7 +120,8 @@ impl Core {
         let age = || status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
         let time = written.time_of(time, frontier, age);
         let again = self.check_marker(back, &written);
-        let told = written.said.load(Ordering::Relaxed) == frontier;
+        // (A mark behind the frontier may be told of, too.)
+        let told = written.said.load(Ordering::Relaxed) == status.image;
         match again {
             Again::Own if !refresh || told => return,
             Again::Own | Again::Lost => {}
@@ -133,7 +134,7 @@ impl Core {
         *number += 1;
         match self.write_marker(&written, &marker, again) {
             Ok(()) => {
-                written.said.store(frontier, Ordering::Relaxed);
+                written.said.store(status.image, Ordering::Relaxed);
                 written.durable.store(*number, Ordering::Relaxed);
                 back.log().set_marker(attachment, *number);
             }

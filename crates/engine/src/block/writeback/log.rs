@@ -278,8 +278,8 @@ struct Attached {
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
     parked: VecDeque<(u64, u64)>,
-    /// When records were answered that are dirty: each from this sequence on, to the next.
-    since: VecDeque<(u64, Nanos)>,
+    /// When records were answered that are dirty: each from this sequence on, to the next. Marks (`None`) change no bytes, and have no age.
+    since: VecDeque<(u64, Option<Nanos>)>,
     age: Option<Age>,
     /// What was the first behind the frontier when a window was begun for its age, perhaps in vain.
     pressed: u64,
@@ -884,6 +884,7 @@ impl Attached {
             // What was answered before is not dirty any more.
             self.since.clear();
         }
+        let now = (!self.log.is_mark(sequence)).then_some(now);
         if self.since.back().is_none_or(|&(_, since)| since != now) {
             self.since.push_back((sequence, now));
         }
@@ -916,7 +917,7 @@ impl Attached {
     /// When the oldest write was answered that is dirty.
     fn oldest(&self) -> Option<Nanos> {
         let any = self.log.acknowledged() > self.log.frontier();
-        self.since.front().filter(|_| any).map(|oldest| oldest.1)
+        self.since.iter().filter(|_| any).find_map(|&(_, since)| since)
     }
 
     /// Nothing is answered, since the oldest that is dirty is too old.
