@@ -369,6 +369,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_volume_of_which_nothing_is_dirty_is_not_said_to_lack_anything() {
+        use larder_block::cache::back::offline::{DirtyReport, DirtyVolume};
+        use larder_block::cache::inspect::{InspectedBack, InspectedVolume};
+        let back = InspectedBack { dirty: true, order: "ordered".into(), ..Default::default() };
+        let volume =
+            InspectedVolume { name: "db".into(), write_back: Some(back), ..Default::default() };
+        let said = |sequences| {
+            let of = DirtyVolume { name: "db".into(), sequences, ..DirtyVolume::default() };
+            let log = DirtyReport { volumes: vec![of], ..DirtyReport::default() };
+            let (volumes, dirty_data) = (vec![volume.clone()], Some(log));
+            inspection_text(&Inspection { volumes, dirty_data, ..Inspection::default() })
+        };
+        assert!(!said(None).contains("MAY HOLD"), "{}", said(None));
+        assert!(said(Some((1, 2))).contains("MAY HOLD"), "{}", said(Some((1, 2))));
+    }
+
+    #[test]
     fn a_prefetch_that_brought_nothing_fails_and_says_why() {
         let none = Prefetched { lines: 8, line_bytes: 4096, ..Prefetched::default() };
         let said =
