@@ -81,7 +81,6 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
 pub(super) fn shown(now: &BackStatus) -> BackVolume {
     let s = &now.status;
     let [frontier, acknowledged, promised, last] = s.positions;
-    let left = s.held.0 as f64;
     BackVolume {
         mode: now.config.to_string(),
         order: order_name(now.config.order).to_owned(),
@@ -90,10 +89,7 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         bound_bytes: s.held.1,
         oldest_seconds: now.age.map(|age| age.0 as f64 / 1e9),
         destage_bytes_per_second: s.rate,
-        seconds_left: match s.dirty {
-            0 => Some(0.0),
-            _ => (s.rate > 0.0).then(|| left / s.rate),
-        },
+        seconds_left: s.left.map(|left| left.0 as f64 / 1e9),
         destaged_bytes: s.destaged,
         generation: now.generation,
         failures: u64::from(s.failures),
@@ -137,7 +133,7 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     let left = ByteSize(back.dirty_bytes);
     if let Some(shrunk) = &back.shrunk {
         alarms.push(format!(
-            "volume '{name}': {} (larder block discard CACHE {name} STORE --beyond-end)",
+            "volume '{name}': {} (larder block discard CACHE {name} STORE --beyond-end --yes)",
             shrunk.text
         ));
     }
@@ -284,7 +280,13 @@ impl Control {
                 format!("volume '{name}': {} of the write log left{}", ByteSize(left), trouble());
             waits(Progress { what, done: most - left, total: most })
         };
-        if !self.cache.change_over(name, &wish, &mut hear)? {
+        let done = self.cache.change_over(name, &wish, &mut hear).map_err(|error| {
+            let through = format!("write through first (larder block write '{name}' through)");
+            let refusal = Refusal::from(error);
+            let message = refusal.message.replace("write through first", &through);
+            Refusal { message, ..refusal }
+        })?;
+        if !done {
             if late.get() {
                 return Err(too_late(&trouble()));
             }
@@ -416,7 +418,10 @@ fn hear_all(all: &[Flushing], threads: usize, stop: &AtomicBool, go_on: GoOn<'_>
             all => format!("{} volumes", all.len()),
         };
         let what = match rate as u64 {
-            0 => format!("{of}: {} of the write log left", ByteSize(left)),
+            0 => format!(
+                "{of}: {} of the write log left, none has come to the store so far",
+                ByteSize(left)
+            ),
             rate => format!("{of}: {} of the write log left, {}/s", ByteSize(left), ByteSize(rate)),
         };
         if !go_on(Progress { what, done: most - left, total: most }) {
@@ -452,6 +457,7 @@ mod tests {
             held,
             oldest: None,
             rate,
+            left: Some(larder_base::Nanos::from_secs(6)),
             positions: [1, 4, 2, 5],
             epoch: 0,
             failures,
@@ -461,12 +467,12 @@ mod tests {
     }
 
     #[test]
-    fn the_time_left_follows_from_the_rate() {
+    fn a_status_has_times_in_seconds() {
         let moves = status(dirty(1000, (3000, 8000), 500.0, 0), None);
         assert_eq!((moves.seconds_left, moves.oldest_seconds), (Some(6.0), Some(1.5)));
         assert_eq!((moves.generation, moves.order.as_str()), (7, "ordered"));
-        assert_eq!(status(dirty(1000, (3000, 8000), 0.0, 0), None).seconds_left, None);
-        assert_eq!(status(dirty(0, (0, 8000), 0.0, 0), None).seconds_left, Some(0.0));
+        let none = Status { left: None, ..dirty(1000, (3000, 8000), 0.0, 0) };
+        assert_eq!(status(none, None).seconds_left, None);
         assert_eq!(
             (moves.stored_mark.as_deref(), moves.last_mark.as_deref()),
             (None, Some("nightly"))

@@ -307,10 +307,29 @@ impl Control {
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         // Before notes about the store are opened there.
         self.cache.check_state_dir(name)?;
-        let store = (self.open)(name, &uri, how).map_err(|e| refused(e.to_string()))?;
+        let store = (self.open)(name, &uri, how).map_err(|e| {
+            refused(match self.volume_of(&uri) {
+                Some(other) => format!("{e}: it is the store of volume '{other}' already"),
+                None => e.to_string(),
+            })
+        })?;
         let attached = self.attach_store(name, store, trust, &wish)?;
         self.forget_waiting(name);
         Ok(attached)
+    }
+
+    /// The volume that has this store, as far as its name or its file tells.
+    fn volume_of(&self, uri: &Uri) -> Option<String> {
+        use std::os::unix::fs::MetadataExt as _;
+        let inode = |uri: &Uri| match uri {
+            Uri::File { path } => path.metadata().ok().map(|m| (m.dev(), m.ino())),
+            _ => None,
+        };
+        let of = inode(uri);
+        let is = |other: &Uri| other == uri || (of.is_some() && inode(other) == of);
+        let all = self.cache.volumes();
+        let other = all.iter().find(|v| v.volume().backing().uri().parse().is_ok_and(|u| is(&u)));
+        other.map(|v| v.name.clone())
     }
 
     /// The rest of it, once the store is open. Of a name one at a time.
@@ -707,7 +726,11 @@ impl Control {
             ));
         }
         if e.backing_errors > 0 {
-            alarms.push(format!("backing stores have failed {} times", e.backing_errors));
+            let times = if e.backing_errors == 1 { "read or change" } else { "reads and changes" };
+            alarms.push(format!(
+                "{} {times} of backing stores have failed since the start, tries that were repeated among them",
+                e.backing_errors
+            ));
         }
         let (user, system) = machine::processor_time();
         Status {

@@ -59,6 +59,13 @@ impl LossesIo for At<'_, Distrusted<'_>> {
 
 impl ChangedIo for At<'_, Distrusted<'_>> {
     fn say_dropped(&mut self, dropped: u64) {
+        if dropped == 0 {
+            tracing::info!(
+                "volume '{}': its store was changed by something else, and no line of it was cached",
+                self.of.volume.name
+            );
+            return;
+        }
         tracing::warn!(
             "volume '{}': {dropped} lines are dropped: its store was changed by something else",
             self.of.volume.name

@@ -255,7 +255,7 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
         let moved = moved(answer);
         if let Some(kept) = answer["kept_dirty_bytes"].as_u64() {
             return Ok(format!(
-                "{name}: detached; {} that its store lacks stay in the cache: attach it with this cache, and no other{moved}",
+                "{name}: detached; {} that its store lacks stay in the cache: attach it with this cache device; no other cache serves it{moved}",
                 ByteSize(kept)
             ));
         }
@@ -405,8 +405,10 @@ fn percent(share: Option<f64>) -> String {
 
 /// What there is to say of volumes that are known and not attached.
 const PUT_ASIDE: &str = "these are not attached: their lines stay until other volumes need the room, and are used again when the \
-                         volume is attached, if it was detached in good order and its store is unchanged; `larder block drop \
-                         NAME` forgets one";
+                         volume is attached, if it was detached in good order and its store is unchanged";
+
+/// And of those that can be forgotten.
+const FORGOTTEN: &str = "`larder block drop NAME` forgets one of which nothing is dirty";
 
 /// And of those that were put aside with what is dirty.
 const CARRIED: &str = "what is dirty is in the write log of this cache alone: attach the volume with it, on any host, with `--write \
@@ -531,7 +533,9 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
         });
         out.push_str(&table(columns, &head, 1, rows));
         out.push('\n');
-        out.push_str(&folded(&[("", PUT_ASIDE.to_owned())], columns));
+        let all = s.put_aside.iter().all(|v| v.carried_bytes.is_some());
+        let more = if all { String::new() } else { format!("; {FORGOTTEN}") };
+        out.push_str(&folded(&[("", format!("{PUT_ASIDE}{more}"))], columns));
         if carried {
             out.push_str(&folded(&[("", CARRIED.to_owned())], columns));
         }

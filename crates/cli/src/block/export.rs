@@ -60,6 +60,14 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), CliError> {
             args.file.display()
         ));
     }
+    let dir = args.file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
+        return usage(format!(
+            "'{}': there is no directory '{}': make it, or name another file",
+            args.file.display(),
+            dir.display()
+        ));
+    }
     if let Some(base) = args.base.as_ref().filter(|base| !base.exists()) {
         return usage(format!("--base '{}': there is no such file or device", base.display()));
     }
@@ -121,7 +129,7 @@ fn exported_text(done: &Exported) -> String {
     if done.zeros > 0 {
         text.push_str(&format!("\n  {} of them are zeros, or were trimmed", ByteSize(done.zeros)));
     }
-    if let Some(base) = done.base_bytes {
+    if let Some(base) = done.base_bytes.filter(|&base| base != done.volume_bytes) {
         text.push_str(&format!(
             "\n  ATTENTION: the base has {}, and the volume {}: is it the volume's?",
             ByteSize(base),

@@ -167,9 +167,9 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
         Ok(match answer["write"].as_str() {
-            Some(mode) => format!("{name}: writes back from now on, {mode}; a restart goes by its flags again"),
+            Some(mode) => format!("{name}: writes back from now on, {mode}; the daemon's next start goes by the flags of `larder block serve` again"),
             None => format!(
-                "{name}: writes through from now on, and its store has everything; a restart goes by its flags again"
+                "{name}: writes through from now on, and its store has everything; the daemon's next start goes by the flags of `larder block serve` again"
             ),
         })
     })
@@ -195,10 +195,11 @@ impl BackArgs {
 /// How a volume writes back, beside its mode.
 #[derive(Debug, clap::Args)]
 struct HowArgs {
-    /// What it may hold of the write log
+    /// What it may hold of the write log [default: as the daemon was started with, else an equal share]
     #[arg(long, value_name = "SIZE")]
     dirty_max: Option<ByteSize>,
-    /// How old what is dirty may become, an alarm; with ,hard no write is answered while the oldest is older
+    /// How old what is dirty may become, in seconds: as this is neared it is destaged, and beyond it there is an alarm. With ,hard no write is
+    /// answered while the oldest is older. Not with destage=none [default: as the daemon was started with, else 60]
     #[arg(long, value_name = "SECONDS[,hard]")]
     dirty_age_max: Option<String>,
     /// Where its marker is: a path, or the URI of an NBD export or object store

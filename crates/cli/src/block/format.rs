@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use larder_base::{ByteSize, UnixSecs};
 use larder_block::cache::{CacheError, FormatConfig, open};
 use larder_engine::block::node::defaults;
-use larder_format::block::Placement;
 use larder_format::block::superblock::WriteLogArea;
+use larder_format::block::{LayoutError, Placement};
 use larder_runtime::DeviceError;
 
 use crate::error::CliError;
@@ -82,7 +82,16 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         writeln!(std::io::stderr(), "larder: warning: {warning}").ok();
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as u32);
-    let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(failed)?;
+    let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(|error| {
+        let small = matches!(&error, CacheError::Layout { source: LayoutError::TooSmall { .. }, .. });
+        match (failed(error), size, args.write_log) {
+            (CliError::Usage(text), Some(size), Some(log)) if small => CliError::Usage(format!(
+                "{text}; --size {} less --write-log {log} is what lines have: make one larger, or the other smaller",
+                ByteSize(size)
+            )),
+            (error, ..) => error,
+        }
+    })?;
     let path = args.path.display();
     if args.write_log.is_some() {
         let log = open::write_log_of(&args.path).map_err(failed)?;
@@ -152,6 +161,7 @@ pub(super) fn failed(error: CacheError) -> CliError {
         )
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")
+        .replace("serve it as back:", "serve it with --write NAME=back:")
         .replace("destage all of it before", "destage all of it (`larder block flush`) before");
     text.push_str(match &error {
         CacheError::Occupied { .. } => ": say --yes if it is",

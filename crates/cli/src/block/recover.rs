@@ -183,10 +183,15 @@ fn text(told: &Recovery, now: u64) -> String {
                 .to_owned()
         }
     };
+    // (It is far ahead so that no copy of a cache has a higher one.)
+    let ahead = match told.generation >> 32 {
+        0 => "",
+        _ => " (far ahead, so that no copy of a cache has a later one)",
+    };
     rows.push((
         "done",
         format!(
-            "the marker is clean, generation {}: any cache may serve it{fenced}",
+            "the marker is clean, generation {}{ahead}: any cache may serve it{fenced}",
             told.generation
         ),
     ));

@@ -22,10 +22,12 @@ pub(super) const DEFAULT_HTTP: &str = "off";
 /// Shown under the flags.
 const EXAMPLES: &str = "\
 Examples:
-  # A file behind a cache, for QEMU (file=nbd+unix:///disk?socket=/run/larder.sock):
+  # A file behind a cache, for QEMU
+  # (file=nbd+unix:///disk?socket=/run/larder.sock):
   larder block serve --cache /flash/cache \\
       --volume disk=file:/nfs/disk.img --listen unix:/run/larder.sock
-  # Another NBD server as the store; streams are not cached, nor what is touched once:
+  # Another NBD server as the store; neither streams nor what is touched once
+  # are cached:
   larder block serve --cache /dev/nvme1n1 \\
       --volume vm1=nbd://filer:10809/vm1 --listen tcp:127.0.0.1:10809 \\
       --admission seqr+tc
@@ -39,12 +41,14 @@ Examples:
   # An object store (first: larder block create s3://bucket/vm1 --size 100g):
   larder block serve --cache /flash/cache \\
       --volume vm1=s3://bucket/vm1 --listen unix:/run/larder.sock
-  # Two volumes with their shares, a drive that is to last five years, and the live page:
+  # Two volumes with their shares, a drive that is to last five years, and the
+  # live page:
   larder block serve --cache /flash/cache \\
       --volume db=file:/nfs/db.img --volume www=file:/nfs/www.img \\
       --share db=30%.. --share www=..50% --endurance-tbw 600 \\
       --http 127.0.0.1:11281 --listen unix:/run/larder.sock
-  # Writes are answered when they are on local flash, and the store alone is always what a disk may hold after a crash:
+  # Writes are answered when they are on local flash; the store alone is always
+  # what a disk may hold after a crash:
   larder block format /flash/cache --size 100g --write-log 8g
   larder block serve --cache /flash/cache \\
       --volume db=file:/nfs/db.img --write db=back:ordered \\
@@ -59,10 +63,10 @@ Examples:
   larder block serve --config larder-block.toml
 
 `larder block status` and the commands beside it ask the daemon that runs.
-Writes go to the volume at once (write-through), and the cache may be lost at any time without loss of data, unless --write says
-back:ORDER.
-SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters, SIGHUP has it
-read the TLS certificates again.";
+
+Writes go to the volume at once (write-through), and the cache may be lost at any time without loss of data, unless --write says back:ORDER.
+
+SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters, SIGHUP has it read the TLS certificates again.";
 
 /// Serve volumes over NBD and vhost-user-blk, and as disks of this host, through a cache device
 #[derive(Debug, clap::Args)]

@@ -19,7 +19,8 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   # What a running daemon has cached, against its checksums and the stores:
   larder block check --compare
-  # A cache device that is not in use; it is only read. Dirty data in its write log is verified too, without the stores:
+  # A cache device that is not in use; it is only read. Dirty data in its write log
+  # is verified too, without the stores:
   larder block check /flash/cache
 
 Ends with 0 if nothing is wrong, with 1 if something is.";
@@ -328,12 +329,19 @@ fn inspection_text(i: &Inspection) -> String {
         rows.push(("", format!("{} of no volume: not used", i.of_no_volume)));
     }
     for v in &i.volumes {
-        let mut state =
-            if v.detached { "put aside in good order" } else { "in use when the run ended" }
-                .to_owned();
+        // (A clean stop leaves volumes as a detach does.)
+        let mut state = match v.detached {
+            true => "left in good order by a stop or a detach",
+            false => "in use when the run ended",
+        }
+        .to_owned();
+        let log = i.dirty_data.as_ref().and_then(|d| d.volumes.iter().find(|l| l.name == v.name));
+        let nothing = log.is_some_and(|l| l.sequences.is_none() && !l.gap && l.lost_bytes == 0);
         if let Some(back) = &v.write_back {
             let holds = if back.carried {
                 "PUT ASIDE WITH WHAT ITS STORE LACKS: attach it with this cache, on any host"
+            } else if back.dirty && nothing {
+                "it was not detached, and nothing of it is dirty: served with this cache again, its marker becomes clean"
             } else if back.dirty {
                 "the write log MAY HOLD WHAT ITS STORE LACKS"
             } else {
@@ -359,6 +367,23 @@ fn inspection_text(i: &Inspection) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_volume_of_which_nothing_is_dirty_is_not_said_to_lack_anything() {
+        use larder_block::cache::back::offline::{DirtyReport, DirtyVolume};
+        use larder_block::cache::inspect::{InspectedBack, InspectedVolume};
+        let back = InspectedBack { dirty: true, order: "ordered".into(), ..Default::default() };
+        let volume =
+            InspectedVolume { name: "db".into(), write_back: Some(back), ..Default::default() };
+        let said = |sequences| {
+            let of = DirtyVolume { name: "db".into(), sequences, ..DirtyVolume::default() };
+            let log = DirtyReport { volumes: vec![of], ..DirtyReport::default() };
+            let (volumes, dirty_data) = (vec![volume.clone()], Some(log));
+            inspection_text(&Inspection { volumes, dirty_data, ..Inspection::default() })
+        };
+        assert!(!said(None).contains("MAY HOLD"), "{}", said(None));
+        assert!(said(Some((1, 2))).contains("MAY HOLD"), "{}", said(Some((1, 2))));
+    }
 
     #[test]
     fn a_prefetch_that_brought_nothing_fails_and_says_why() {

@@ -341,7 +341,12 @@ fn known(flag: &str, name: &str, args: &Settings) -> Result<(), CliError> {
     if args.volumes.iter().any(|v| v.0 == name) {
         return Ok(());
     }
-    Err(usage(format!("{flag}: no --volume has the name '{name}'")))
+    let names: Vec<&str> = args.volumes.iter().map(|v| v.0.as_str()).collect();
+    let known = match names.is_empty() {
+        true => "there is none".to_owned(),
+        false => format!("there are {}", names.join(", ")),
+    };
+    Err(usage(format!("{flag}: no --volume has the name '{name}': {known}")))
 }
 
 fn once<T>(all: &mut BTreeMap<String, T>, flag: &str, name: &str, what: T) -> Result<(), CliError> {

@@ -230,14 +230,17 @@ const ROWS: &[Row] = &[
     ("  destaged", |c| written_back(c, |b| ByteSize(b.destaged_bytes).to_string())),
     ("dirty at the end", |c| written_back(c, |b| ByteSize(b.dirty_bytes).to_string())),
     ("  at most", |c| written_back(c, |b| ByteSize(b.dirty_bytes_max).to_string())),
-    ("age of the oldest dirty, mean", |c| written_back(c, |b| micros(b.staleness_mean_s * 1e6))),
+    ("staleness, mean", |c| written_back(c, |b| micros(b.staleness_mean_s * 1e6))),
     ("  at most", |c| written_back(c, |b| micros(b.staleness_max_s * 1e6))),
     ("stalls at the bound", |c| written_back(c, |b| b.stalls.to_string())),
     ("  of time", |c| written_back(c, |b| format!("{:.2} %", b.stalled_share * 100.0))),
     ("slowed down, of time", |c| written_back(c, |b| format!("{:.2} %", b.slowed_share * 100.0))),
     ("DRAM per line", |c| of_block(c, |b| Some(format!("{:.1} B", b.dram_per_line)))),
     ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
-    ("backing store busy", |c| format!("{:.2} %", c.backend_utilisation * 100.0)),
+    ("backing store busy", |c| match c.backend_utilisation {
+        times if times > 1.0 => format!("{times:.2} ×"),
+        share => format!("{:.2} %", share * 100.0),
+    }),
 ];
 
 /// A figure of a distribution; of an empty one there is none.
@@ -277,6 +280,11 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
     proseln!(
         "bytes set: written by clients, or brought in after a miss; bytes missed: the latter"
     )?;
+    if outcome.caches.iter().any(|c| c.backend_utilisation > 1.0) {
+        proseln!(
+            "backing store busy N ×: the store works on N requests at a time in the mean, or, where it is limited, is asked for N times what it can do"
+        )?;
+    }
     if e.ssd.tbw.is_none() {
         proseln!(
             "drive life: at {} drive write{} a day for {} years",
@@ -286,12 +294,9 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
         )?;
     }
     for c in &outcome.expectations {
-        proseln!(
-            "{}  {} (found {})",
-            if c.met { "met    " } else { "NOT MET" },
-            c.expected,
-            c.found
-        )?;
+        let met = if c.met { "met    " } else { "NOT MET" };
+        let text = format!("{met}  {} (found {})", c.expected, c.found);
+        crate::table::print_prose(&text, met.len() + 2)?;
     }
     proseln!("--json prints the whole configuration, all percentiles and the time series")
 }

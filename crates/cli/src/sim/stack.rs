@@ -22,9 +22,9 @@ Examples:
 pub(super) struct StackArgs {
     #[command(flatten)]
     input: Input,
-    /// RAM for blocks.
-    #[arg(long, default_value = "8g", value_name = "SIZE")]
-    ram: ByteSize,
+    /// RAM for blocks, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "8g", value_name = "LIST")]
+    ram: Vec<ByteSize>,
     /// Flash capacities, separated by commas; 0 is no flash.
     #[arg(long, value_delimiter = ',', default_value = "64g", value_name = "LIST")]
     flash: Vec<ByteSize>,
@@ -201,43 +201,55 @@ fn timing(args: &StackArgs) -> Result<Timing, CliError> {
 /// is no policy for it, and one run stands for all.
 fn plan(args: &StackArgs) -> Result<Vec<Config>, CliError> {
     let timing = timing(args)?;
-    let ram_blocks = blocks("ram", args.ram, 1)?;
     let mut all: Vec<Config> = Vec::new();
-    for &flash in &args.flash {
-        let flash_blocks = blocks("flash", flash, 0)?;
-        for &architecture in &args.architecture {
-            for &ram_policy in &args.ram_policy {
-                for &flash_policy in &args.flash_policy {
-                    let flash_policy = match architecture {
-                        Architecture::Lookaside => Policy::None,
-                        _ if flash_blocks == 0 => Policy::None,
-                        _ => flash_policy,
+    for &ram in &args.ram {
+        let ram_blocks = blocks("ram", ram, 1)?;
+        for &flash in &args.flash {
+            let flash_blocks = blocks("flash", flash, 0)?;
+            plan_of(args, (ram_blocks, flash_blocks), timing, &mut all);
+        }
+    }
+    Ok(all)
+}
+
+/// Those with so many blocks of RAM and flash.
+fn plan_of(
+    args: &StackArgs,
+    (ram_blocks, flash_blocks): (u32, u32),
+    timing: Timing,
+    all: &mut Vec<Config>,
+) {
+    for &architecture in &args.architecture {
+        for &ram_policy in &args.ram_policy {
+            for &flash_policy in &args.flash_policy {
+                let flash_policy = match architecture {
+                    Architecture::Lookaside => Policy::None,
+                    _ if flash_blocks == 0 => Policy::None,
+                    _ => flash_policy,
+                };
+                let seed = args.seed;
+                for &persistence in &args.persistence {
+                    let restart = args.restart.map(|after| Restart {
+                        after,
+                        warm: persistence == Persistence::Warm && flash_blocks > 0,
+                    });
+                    let config = Config {
+                        architecture,
+                        ram_blocks,
+                        flash_blocks,
+                        ram_policy,
+                        flash_policy,
+                        timing,
+                        restart,
+                        seed,
                     };
-                    let seed = args.seed;
-                    for &persistence in &args.persistence {
-                        let restart = args.restart.map(|after| Restart {
-                            after,
-                            warm: persistence == Persistence::Warm && flash_blocks > 0,
-                        });
-                        let config = Config {
-                            architecture,
-                            ram_blocks,
-                            flash_blocks,
-                            ram_policy,
-                            flash_policy,
-                            timing,
-                            restart,
-                            seed,
-                        };
-                        if !all.contains(&config) {
-                            all.push(config);
-                        }
+                    if !all.contains(&config) {
+                        all.push(config);
                     }
                 }
             }
         }
     }
-    Ok(all)
 }
 
 pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
@@ -273,7 +285,7 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         let none = config.architecture == Architecture::Lookaside || config.flash_blocks == 0;
         rows.push(Row {
             architecture: config.architecture,
-            dram: args.ram.0,
+            dram: u64::from(config.ram_blocks) * 4096,
             flash: u64::from(config.flash_blocks) * 4096,
             ram_policy: config.ram_policy.to_string(),
             flash_policy: if none { "-".to_owned() } else { config.flash_policy.to_string() },
@@ -314,6 +326,7 @@ fn too_few(args: &StackArgs, blocks: u64) -> CliError {
 fn print_table(rows: &[Row]) -> Result<(), CliError> {
     let header = [
         "architecture",
+        "RAM",
         "flash",
         "RAM/flash policy",
         "read µs",
@@ -326,12 +339,13 @@ fn print_table(rows: &[Row]) -> Result<(), CliError> {
         "filer load",
         "invalidating",
     ];
-    let mut table = Columns::new(3, 1, header);
+    let mut table = Columns::new(4, 1, header);
     for row in rows {
         let c = &row.figures.counts;
         let share = |n: u64| format!("{:.4}", n as f64 / c.reads.max(1) as f64);
         table.row([
             row.architecture.name().to_owned(),
+            ByteSize(row.dram).to_string(),
             ByteSize(row.flash).to_string(),
             match row.persistence {
                 Some(kept) => format!("{}/{}, {kept}", row.ram_policy, row.flash_policy),

@@ -50,7 +50,9 @@ pub enum LayoutError {
     Segment(u32),
     /// Too small for one set in each shard.
     #[error(
-        "{device} bytes are too few for a cache device with these lines, ways and shards: at least {least} are needed"
+        "{} are too few for a cache device with these lines, ways and shards: at least {} are needed",
+        ByteSize(*device),
+        ByteSize(*least)
     )]
     TooSmall {
         /// Bytes of the device.

@@ -90,6 +90,10 @@ impl Stated {
             let must = "at least 1 MiB".to_owned();
             return Err(("dirty_max", ByteSize(dirty_max.unwrap_or(0)).to_string(), must));
         }
+        if let Some(most) = dirty_max.filter(|most| *most > bytes.0) {
+            let must = format!("at most the write log, which has {bytes}");
+            return Err(("dirty_max", ByteSize(most).to_string(), must));
+        }
         let (segment, segments) = (segment as u32, segments as u32);
         let memory = spec.fill_memory.0;
         Ok(Some(Stated { mode, segment, segments, dirty_max, memory, age }))

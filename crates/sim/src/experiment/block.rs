@@ -592,6 +592,11 @@ hit_ratio = { min = 0.01, max = 0.99 }
                 "write = \"back:any\"\nvolume = \"1g\"\nwrite_log = \"16m\"\ndirty_max = 1",
                 "dirty_max is 1 B: at least 1 MiB",
             ),
+            (
+                "flash = \"24m\"",
+                "flash = \"240m\"\nwrite = \"back:any\"\nvolume = \"1g\"\nwrite_log = \"100m\"\ndirty_max = \"300m\"",
+                "dirty_max is 300 MiB: at most the write log, which has 100 MiB",
+            ),
             ("depth = 16", "depth = 0", "cache 'around' depth is 0"),
             ("flash = \"24m\"", "flash = \"100k\"", "too few for a cache device"),
         ] {

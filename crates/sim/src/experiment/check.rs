@@ -1,5 +1,7 @@
 //! Whether what came out is what was expected.
 
+use std::borrow::Cow;
+
 use super::applications::AppFigures;
 use super::error::{ExperimentError, value};
 use super::outcome::{CacheOutcome, Checked, figures_of};
@@ -79,6 +81,14 @@ fn show(bound: &Bound) -> String {
     }
 }
 
+/// The name of a cache in a list of them.
+fn quoted(name: &str) -> Cow<'_, str> {
+    match name.contains(',') {
+        true => Cow::Owned(format!("'{name}'")),
+        false => Cow::Borrowed(name),
+    }
+}
+
 fn shown(figure: Option<f64>) -> String {
     figure.map_or("no value".to_owned(), |v| format!("{v:.6}"))
 }
@@ -92,13 +102,14 @@ pub fn check(expect: &Expectations, caches: &[CacheOutcome]) -> Vec<Checked> {
     for (metric, order) in &expect.order {
         let figures: Vec<Option<f64>> = order.iter().map(|name| figure(name, metric)).collect();
         let met = figures.windows(2).all(|pair| matches!(pair, [Some(a), Some(b)] if a < b));
+        let names: Vec<_> = order.iter().map(|name| quoted(name)).collect();
         let found: Vec<String> = order
             .iter()
             .zip(&figures)
-            .map(|(name, figure)| format!("{name} {}", shown(*figure)))
+            .map(|(name, figure)| format!("{} {}", quoted(name), shown(*figure)))
             .collect();
         all.push(Checked {
-            expected: format!("{metric}: {}", order.join(" < ")),
+            expected: format!("{metric}: {}", names.join(" < ")),
             found: found.join(", "),
             met,
         });

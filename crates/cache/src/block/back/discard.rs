@@ -96,7 +96,11 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
     let device = open::open_device(&DeviceOptions::new(&wish.cache))?;
     let mut sb = open::read_superblock(&device)?;
     let at = sb.volumes.iter().position(|v| v.name == *name);
-    let at = at.ok_or_else(|| fail("this cache does not know it"))?;
+    let known = || sb.volumes.iter().map(|v| v.name.as_str()).collect::<Vec<_>>().join(", ");
+    let at = at.ok_or_else(|| match sb.volumes.is_empty() {
+        true => fail("this cache knows no volume"),
+        false => fail(&format!("this cache does not know it; it knows {}", known())),
+    })?;
     let record = sb.volumes[at].write_back.filter(|w| w.holds.may_be_dirty());
     let record = record.ok_or_else(|| fail("this cache holds nothing that its store lacks"))?;
     if wish.unreadable {

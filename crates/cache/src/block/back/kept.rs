@@ -128,7 +128,8 @@ impl Core {
         let age = || status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
         let time = written.time_of(time, frontier, age);
         let again = self.check_marker(back, &written);
-        let told = written.said.load(Ordering::Relaxed) == frontier;
+        // (A mark behind the frontier may be told of, too.)
+        let told = written.said.load(Ordering::Relaxed) == status.image;
         match again {
             Again::Own if !refresh || told => return,
             Again::Own | Again::Lost => {}

@@ -212,7 +212,7 @@ pub(super) struct Written {
     pub silent: AtomicBool,
     /// What is wrong with it.
     pub trouble: Mutex<kept::Troubles>,
-    /// The frontier that its marker says.
+    /// How far the store is by its marker: its frontier, with the marks behind it.
     pub said: AtomicU64,
     /// Up to which record what is dirty was found by a start, and the time that its marker said then.
     pub recovered: (u64, u64),
@@ -525,9 +525,13 @@ impl Core {
             |reason: &str| CacheError::Volume { name: name.clone(), reason: reason.to_owned() };
         match (&wish.back, volume.attachment()) {
             (None, None) => Err(fail("it writes through already")),
-            (Some(_), Some(_)) => Err(fail(
-                "it writes back already: have it write through first, and then back in another way",
-            )),
+            (Some(_), Some(attachment)) => {
+                let written = self.back.get().and_then(|back| back.written(attachment));
+                let how = written.map_or_else(String::new, |w| format!(", {}", w.config));
+                Err(fail(&format!(
+                    "it writes back already{how}: have it write through first, and then back in another way"
+                )))
+            }
             (None, Some(_)) => {
                 let alone = self.alone(volume)?;
                 let through = Holder::goes_through;

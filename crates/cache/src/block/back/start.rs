@@ -27,7 +27,9 @@ use super::ends::say_void;
 use super::journal::{Coming, Journal};
 use super::patient::{PATIENCE, Patient};
 use super::steps::{Begins, Way};
-use super::{Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, site};
+use super::{
+    BACK, Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, order_words, site,
+};
 
 /// The volume's own of what is wrong with it.
 pub(super) fn volume_error(name: &str, reason: String) -> CacheError {
@@ -89,9 +91,13 @@ pub(super) fn refused(
         Refused::Gap => "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of \
                          them"
             .to_owned(),
-        Refused::Order => "this cache holds writes of it that were logged for another order: serve it as before, and destage all of it before its \
-                           order changes"
-            .to_owned(),
+        Refused::Order { logged, asked } => {
+            let (logged, asked) = (order_words(logged), order_words(asked));
+            format!(
+                "this cache holds writes of it that were logged for another order, {logged}, than {asked}: serve it as {BACK}{logged} once more, and \
+                 destage all of it before its order changes"
+            )
+        }
         Refused::Journaled => "its last run was journaled: serve it so once more, and destage all of it before its order changes".to_owned(),
         Refused::Aside => "what is dirty of it was put aside in this cache, and nothing can be logged there now: take it up with a cache device that works, or \
                            have its store recovered, which gives it up"

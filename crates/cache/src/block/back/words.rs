@@ -14,13 +14,16 @@ use super::{Age, BackConfig, Beyond};
 impl fmt::Display for Beyond {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Beyond { end, had, dirty, range } = *self;
-        write!(f, "its store has {end} bytes and had {had}: it is only read. ")?;
+        let (had, has) = (ByteSize(had), ByteSize(end));
+        write!(f, "its store has {has} and had {had}: it is only read. ")?;
         match dirty {
             0 => write!(f, "Nothing that is dirty lies beyond the end")?,
             _ => write!(
                 f,
-                "{dirty} bytes that are dirty lie beyond the end, in bytes {} to {}",
-                range.0, range.1
+                "{} that are dirty lie beyond the end, in bytes {} to {}",
+                ByteSize(dirty),
+                range.0,
+                range.1
             )?,
         }
         write!(f, ". Restore its size and attach it again, or stop and discard what lies beyond")

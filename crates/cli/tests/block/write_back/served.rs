@@ -243,10 +243,39 @@ fn dirty_data_is_not_passed_over_by_a_start_that_writes_through() {
     // Nor is it brought to the store in an order that it was not logged for.
     let (code, message) = refused(dir, &["--write", "back:any"]);
     assert_eq!(code, Some(1), "{message}");
-    has(&message, &["volume 'disk'", "another order", "larder block flush"]);
+    let words = ["volume 'disk'", "another order, ordered, than any", "larder block flush"];
+    has(&message, &words);
+    has(&message, &["serve it with --write NAME=back:ordered once more"]);
     let daemon = Daemon::start(dir, &["--write", "back:ordered"]);
     reads(dir, "disk", &vec![(1, 99)]);
     goes_through(dir, daemon, &vec![(1, 99)]);
+}
+
+/// Nothing is destaged, so no time can be told until it is; and who asks for what cannot be hears which volume and which mode are in the way.
+#[test]
+fn what_rests_in_the_log_has_no_time_left_and_a_refusal_says_what_is_in_the_way() {
+    let dir = prepare();
+    let dir = dir.path();
+    let daemon = Daemon::start(dir, &["--write", HELD]);
+    write_all(dir, "disk", &vec![(1, 99)]);
+    let status = status_when(dir, "dirty", |s| s["volumes"][0]["write_back"]["dirty_bytes"] != 0);
+    let back = &status["volumes"][0]["write_back"];
+    assert!(back["seconds_left"].is_null() && !back["oldest_seconds"].is_null(), "{back:#}");
+    let (code, _, error) = ask(dir, &["write", "disk", "back:any"]);
+    assert_eq!(code, 1, "{error}");
+    has(&error, &[HELD, "larder block write 'disk' through"]);
+    let again = format!("two=file:{}", dir.join("disk").display());
+    let (code, _, error) = ask(dir, &["attach", &again]);
+    assert_eq!(code, 1, "{error}");
+    has(&error, &["the store of volume 'disk' already"]);
+    // All of it is there, and then only a mark: the store has that too, and nothing ages.
+    assert_eq!(ask(dir, &["flush"]).0, 0);
+    assert_eq!(ask(dir, &["mark", "disk", "nightly"]).0, 0);
+    let status =
+        status_when(dir, "a mark", |s| s["volumes"][0]["write_back"]["stored_mark"] == "nightly");
+    let back = &status["volumes"][0]["write_back"];
+    assert!(back["oldest_seconds"].is_null() && back["seconds_left"] == 0.0, "{back:#}");
+    daemon.stop();
 }
 
 #[test]

@@ -35,7 +35,10 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
         (&["--write", "hdd-inv", "--write", "hdd-upd"], &["hdd-upd", "hdd-inv", "choose one"]),
         (&["--write", "back:any", "--write", "back:ordered"], &["back:any says already"]),
         // Volumes.
-        (&["--write", "dd=back:any"], &["--write dd=back:any", "no --volume has the name 'dd'"]),
+        (
+            &["--write", "dd=back:any"],
+            &["--write dd=back:any", "no --volume has the name 'dd': there are disk"],
+        ),
         (
             &["--write", "db=back:any", "--write", "db=back:ordered"],
             &["--write db=back:ordered", "twice of volume 'db'"],
@@ -216,7 +219,7 @@ fn a_write_log_has_a_size_that_can_be() {
         larder(&["format", cache.to_str().unwrap(), "--size", "128m", "--write-log", size])
     };
     for (size, words) in [
-        ("8m", &["--write-log 8 MiB", "at least 67108864 are needed"][..]),
+        ("8m", &["--write-log 8 MiB", "at least 64 MiB are needed"][..]),
         ("2t", &["--write-log 2 TiB", "too many"]),
         ("much", &["--write-log 'much' is not a size"]),
     ] {
@@ -226,7 +229,8 @@ fn a_write_log_has_a_size_that_can_be() {
         assert!(!cache.exists(), "{size}: something was made");
     }
     let (code, message) = format("127m");
-    assert!(code.is_some_and(|c| c != 0) && !cache.exists(), "{message}");
+    assert!(code == Some(2) && !cache.exists(), "{message}");
+    has(&message, &["--size 128 MiB less --write-log 127 MiB", "1 MiB are too few"]);
     let (code, message) = format("64m");
     assert_eq!(code, Some(0), "{message}");
     let (code, message) = larder(&["check", cache.to_str().unwrap()]);

@@ -280,6 +280,7 @@ impl Ready {
             notes.forget();
         }
         let shared = in_memory.is_ok();
+        let is_clean = superblock.is_clean() && !is_voided;
         let failed = |why| NotRestored { why, sequence: superblock.sequence };
         let restored = durable
             .map_err(failed)
@@ -301,6 +302,9 @@ impl Ready {
         let warmth = match in_memory {
             Ok(()) => Warmth::Memory,
             Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(records),
+            Err(_) if is_clean && dropped == 0 => {
+                Warmth::Cold("the last run left no lines".to_owned())
+            }
             Err(_) if !whole => Warmth::Cold("pages of the map's log are damaged".to_owned()),
             Err(why) => Warmth::Cold(why.to_owned()),
         };

@@ -75,8 +75,13 @@ pub enum Refused {
     Kept,
     /// Writes that this cache alone had are lost in the midst of others.
     Gap,
-    /// What is dirty was logged for another order.
-    Order,
+    /// What is dirty was logged for another order than it is to be served in.
+    Order {
+        /// The order that it was logged for,
+        logged: Order,
+        /// and the one that is asked for.
+        asked: Order,
+    },
     /// Its journal may have what the store lacks, and it is not to be journaled any more.
     Journaled,
     /// It was put aside, and is not taken up while nothing is logged.
@@ -460,7 +465,7 @@ impl Holder {
         }
         self.frontier = logged.frontier.max(stored).max(entry.began);
         if order != entry.order && logged.last > self.frontier {
-            return Err(Refused::Order);
+            return Err(Refused::Order { logged: entry.order, asked: order });
         }
         if entry.order == Order::Journaled && order != Order::Journaled {
             return Err(Refused::Journaled);

@@ -284,7 +284,7 @@ struct Attached {
     pending: VecDeque<Pending>,
     /// Of the first records behind the frontier, those that are parked: sequence, and generation of the segment.
     parked: Table<2>,
-    /// When records were answered that are dirty: each from this sequence on, to the next.
+    /// When records were answered that are dirty. Marks change no bytes, and have no age.
     since: Times,
     age: Option<Age>,
     /// What was the first behind the frontier when a window was begun for its age, perhaps in vain.
@@ -888,7 +888,7 @@ impl Attached {
             // What was answered before is not dirty any more.
             self.since.clear();
         }
-        self.since.push(sequence, now);
+        self.since.push(sequence, (!self.log.is_mark(sequence)).then_some(now));
     }
 
     /// Whether its destager waits for what there is now: the first record behind its frontier, answered and durable up to this batch.

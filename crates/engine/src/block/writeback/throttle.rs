@@ -29,6 +29,11 @@ const SPEND: f64 = 60.0;
 /// What was destaged so long ago counts 1/e of what is destaged now, seconds.
 const MEMORY: f64 = 5.0;
 
+/// A rate is known that was measured less than so long ago,
+const KNOWN: Nanos = Nanos::from_secs(10);
+/// and is at least so many bytes a second.
+const LEAST_RATE: f64 = 1024.0;
+
 /// Clients have been writing as long as the last write was answered less than so long ago.
 const PAUSE: Nanos = Nanos::from_millis(100);
 
@@ -108,6 +113,13 @@ impl Throttle {
     pub fn rate_at(&self, now: Nanos) -> f64 {
         let since = now.saturating_sub(self.measured).0 as f64 / 1e9;
         self.rate * (-since / MEMORY).exp()
+    }
+
+    /// How long the store takes for so many bytes of log at the rate of now; `None` where it has taken nothing of late, or next to nothing.
+    pub fn time_left(&self, now: Nanos, held: u64) -> Option<Nanos> {
+        let rate = self.rate_at(now);
+        let known = now.saturating_sub(self.measured) < KNOWN && rate >= LEAST_RATE;
+        known.then(|| Nanos((held as f64 / rate * 1e9) as u64))
     }
 
     /// When a write of `bytes` of log may be acknowledged whose device write is done, while `held` are held: `None` for not before
@@ -236,6 +248,18 @@ mod tests {
         assert_eq!(throttle.destages(seconds(1.1), MIB, 64), None);
         // There is no bound yet.
         assert_eq!(Throttle::new(0, seconds(1.0)).destages(seconds(1.0), 0, 64), Some(1));
+    }
+
+    #[test]
+    fn no_time_is_left_at_a_rate_of_long_ago() {
+        let mut throttle = Throttle::new(100 * MIB, Nanos(0));
+        assert_eq!(throttle.time_left(seconds(1.0), MIB), None);
+        throttle.destaged(seconds(10.0), 5_000_000);
+        assert_eq!(throttle.time_left(seconds(10.0), 3_000_000), Some(seconds(3.0)));
+        assert!(throttle.time_left(seconds(15.0), 3_000_000).is_some());
+        assert_eq!(throttle.time_left(seconds(20.0), 3_000_000), None);
+        throttle.destaged(seconds(100.0), 4096);
+        assert_eq!(throttle.time_left(seconds(100.0), 3_000_000), None);
     }
 
     /// The formula itself, at points worked out by hand.

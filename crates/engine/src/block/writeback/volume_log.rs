@@ -450,7 +450,8 @@ impl VolumeLog {
         from <= self.frontier || next.is_some_and(|cut| cut <= position)
     }
 
-    fn is_mark(&self, sequence: u64) -> bool {
+    /// Whether the record of this sequence is a mark: it changes no bytes.
+    pub fn is_mark(&self, sequence: u64) -> bool {
         self.record(sequence).is_some_and(|logged| logged.kind == Kind::Mark)
     }
 
@@ -552,11 +553,18 @@ impl VolumeLog {
         (end >= first).then_some(first..=end)
     }
 
-    /// Bytes of the records up to the first place where an epoch may end, if they are more than `most`: it never ends there.
+    /// Bytes of the records up to the first place where an epoch may end (where there is none, up to where a mark would be that is named now), if they
+    /// are more than `most`: it never ends there.
     pub fn too_large(&self, most: u64) -> Option<u64> {
-        let cut = self.cuts.column(self.cuts.below(0, self.frontier + 1), 0)?;
+        let cut = self.cuts.column(self.cuts.below(0, self.frontier + 1), 0);
+        let cut = cut.unwrap_or(self.acknowledged);
         let bytes: u64 = (0..(cut - self.frontier) as usize).filter_map(|at| self.bytes(at)).sum();
         (bytes > most).then_some(bytes)
+    }
+
+    /// How far the image of a store goes that has all up to this position: over the marks behind it that are durable, as all up to the batch `durable` are.
+    pub fn stands_for(&self, position: u64, durable: u64) -> u64 {
+        self.over_marks(position, self.durable(durable))
     }
 
     /// Where the marks behind this position end, or what may be destaged.

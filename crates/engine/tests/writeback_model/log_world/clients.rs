@@ -182,7 +182,9 @@ impl World {
         let volume = &self.volumes[v];
         let Some(age) = volume.age.filter(|age| age.hard) else { return Ok(()) };
         let frontier = self.log.status(self.now, volume.attachment).map_or(0, |s| s.positions[0]);
-        let oldest = volume.log.get(frontier as usize).map(|n| &self.writes[*n as usize]);
+        // Marks change no bytes, and have no age.
+        let behind = volume.log.iter().skip(frontier as usize).map(|n| &self.writes[*n as usize]);
+        let oldest = behind.into_iter().find(|write| write.kind != Kind::Mark);
         match oldest.and_then(|oldest| oldest.at) {
             Some(at) if self.now.0 > at.0 + age.most.0 => {
                 Err(format!("v{v}: a write is answered, the oldest was at {at:?}, of {age:?}"))

@@ -1,5 +1,7 @@
 //! What a superblock says of write-back: where the log lies, and what it has to do with each volume.
 
+use larder_base::ByteSize;
+
 use super::BlockSuperblockError;
 use crate::block::marker::Order;
 use crate::block::write_log::segment::SEGMENT_BYTES;
@@ -47,7 +49,9 @@ pub enum WriteLogAreaError {
     Segment(u32),
     /// Too few segments.
     #[error(
-        "{bytes} bytes are too few for a write log: at least {least} are needed; give it more, or format without one"
+        "{} are too few for a write log: at least {} are needed; give it more, or format without one",
+        ByteSize(*bytes),
+        ByteSize(*least)
     )]
     Small {
         /// Bytes that were asked for.
@@ -57,7 +61,9 @@ pub enum WriteLogAreaError {
     },
     /// More than can be.
     #[error(
-        "{bytes} bytes are too many for a write log: at most {most} are possible, ask for fewer"
+        "{} are too many for a write log: at most {} are possible, ask for fewer",
+        ByteSize(*bytes),
+        ByteSize(*most)
     )]
     Large {
         /// Bytes that were asked for.

@@ -67,7 +67,7 @@ pub struct Exported {
     pub unreadable: Vec<Stretched>,
     /// Writes behind the last one are lost, of bytes that nobody knows.
     pub gap: bool,
-    /// Bytes of the base, if its size is not the volume's.
+    /// Bytes of the base; `None` without one.
     pub base_bytes: Option<u64>,
     /// Bytes of the volume.
     pub volume_bytes: u64,
@@ -199,7 +199,7 @@ fn write_all(
         let of = fail(base);
         let mut image = File::open(base).map_err(&of)?;
         let bytes = image.seek(SeekFrom::End(0)).map_err(&of)?;
-        done.base_bytes = Some(bytes).filter(|&bytes| bytes != done.volume_bytes);
+        done.base_bytes = Some(bytes);
         done.file_bytes = done.file_bytes.max(bytes);
         all += bytes;
         let mut copied = |at| go_on(at, all);

@@ -70,8 +70,12 @@ pub struct Status {
     pub is_old: bool,
     /// Bytes of log a second that are destaged.
     pub rate: f64,
+    /// How long it takes until all of it is in the store, at the rate of now; `None` where nothing is on its way, or no rate is known.
+    pub left: Option<Nanos>,
     /// All up to here is in the store; answered; promised; the last.
     pub positions: [u64; 4],
+    /// All up to here is in the store, and in the log, durable, where it is a mark behind that.
+    pub image: u64,
     /// The last epoch that was begun.
     pub epoch: u64,
     /// How often the store or the journal has failed since it last worked.
@@ -97,7 +101,7 @@ pub struct Status {
     pub off_mark: bool,
     /// and whether none that would do has come though the log fills up or ages.
     pub no_mark: bool,
-    /// Of those that wait the first has so many bytes before it, and an epoch takes no more than so many.
+    /// Of those that wait the first, else one that is named now, has so many bytes before it, and an epoch takes no more than so many.
     pub large_mark: Option<(u64, u64)>,
 }
 
@@ -408,7 +412,9 @@ impl<B: Clone> WriteLog<B> {
                 .zip(volume.oldest())
                 .is_some_and(|(age, oldest)| age.is_over(now, oldest)),
             rate: volume.throttle.rate_at(now),
+            left: volume.left(now, self.counts_durable(), self.full),
             positions: [log.frontier(), log.acknowledged(), log.promised(), log.last()],
+            image: log.stands_for(log.frontier(), self.segments.durable()),
             epoch: volume.destager.epoch(),
             failures: volume.destager.failures(),
             destaged: volume.destaged,
@@ -500,6 +506,20 @@ impl Attached {
         self.destager.keep_under_way(under_way.filter(|_| !hurry));
     }
 
+    /// How long it takes until all of it is in the store; see [`Status::left`].
+    fn left(&self, now: Nanos, durable: u64, starved: bool) -> Option<Nanos> {
+        if self.overlay.bytes() == 0 {
+            return Some(Nanos::ZERO);
+        }
+        let (hurry, _) = self.presses(now, starved);
+        let moves = match self.destager.is_idle() {
+            true => hurry || self.pace == Pace::Async,
+            false => self.destager.failures() == 0,
+        };
+        let rests = self.aside || self.halted || self.lacks_mark(now, durable, starved);
+        self.throttle.time_left(now, self.log.held()).filter(|_| moves && !rests)
+    }
+
     /// Whether epochs are to end at marks alone.
     pub(super) fn wants_marks(&self) -> bool {
         matches!(self.destager.order(), Order::Journaled(cuts) if cuts.are_marks())
@@ -513,7 +533,7 @@ impl Attached {
         }
     }
 
-    /// The first mark that waits does not fit into an epoch.
+    /// The first mark that waits, or that is named now, does not fit into an epoch.
     fn large_mark(&self) -> Option<(u64, u64)> {
         let most = self.destager.most();
         let large = || self.log.too_large(most);

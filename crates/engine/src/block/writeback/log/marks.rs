@@ -165,9 +165,10 @@ impl<B: Clone> WriteLog<B> {
         last.or(marks.stored.as_ref()).map(|mark| mark.name.as_str())
     }
 
-    /// The name of the last mark of a volume whose image is in all up to `position`.
+    /// The name of the last mark of a volume whose image is in all up to `position`, with the marks that are durable right behind it.
     pub fn mark_at(&self, attachment: u32, position: u64) -> Option<&str> {
-        let mark = self.volumes.get(&attachment)?.marks.at(position);
+        let volume = self.volumes.get(&attachment)?;
+        let mark = volume.marks.at(volume.log.stands_for(position, self.segments.durable()));
         mark.map(|mark| mark.name.as_str()).filter(|name| !name.is_empty())
     }
 
@@ -213,13 +214,17 @@ pub(super) mod tests {
     use larder_format::Uuid;
     use larder_format::block::write_log::SegmentGeometry;
 
-    use super::super::super::destager::{Config as Destage, Pace};
+    use super::super::super::destager::{Config as Destage, Destager, Pace};
     use super::super::super::throttle::Age;
-    use super::super::super::volume_log::{Cuts, Order};
+    use super::super::super::volume_log::{Cuts, Grain, Order};
     use super::super::{Asked, Attach, Config};
     use super::*;
 
     pub(in super::super) const NOW: Nanos = Nanos::from_secs(1);
+
+    fn destage(order: Order) -> Destage {
+        Destage { order, pace: Pace::Async, most: 1 << 20, depth: 8 }
+    }
 
     pub(in super::super) fn log(order: Order) -> WriteLog<Vec<u8>> {
         let mut log = WriteLog::new(Config {
@@ -238,7 +243,7 @@ pub(super) mod tests {
                 attachment: 1,
                 volume: Uuid([2; 16]),
                 generation: 1,
-                destage: Destage { order, pace: Pace::Async, most: 1 << 20, depth: 8 },
+                destage: destage(order),
                 bound: None,
                 age: None,
                 frontier: 0,
@@ -346,6 +351,47 @@ pub(super) mod tests {
         let out = mark(&mut log, "nothing");
         assert_eq!(out, [Asked::Flush]);
         assert_eq!(log.status(NOW, 1).unwrap().dirty, 0);
+    }
+
+    /// Destaged at the bound alone, so that marks stay in the log behind what the store has.
+    #[test]
+    fn a_mark_with_nothing_dirty_before_it_is_in_the_store_and_ages_nothing() {
+        let mut log = log(Order::Ordered(Grain::Flush));
+        let pace = Destage { pace: Pace::AtBound, ..destage(Order::Ordered(Grain::Flush)) };
+        log.volumes.get_mut(&1).unwrap().destager = Destager::new(pace, 0);
+        log.volumes.get_mut(&1).unwrap().pace = Pace::AtBound;
+        assert!(mark(&mut log, "first").is_empty());
+        let status = log.status(NOW, 1).unwrap();
+        assert_eq!((status.dirty, status.oldest, status.left), (0, None, Some(Nanos::ZERO)));
+        assert_eq!(log.stored_mark(1), Some("first"));
+        let later = NOW + Nanos::from_secs(100);
+        let mut asks = Asks::default();
+        log.append(later, append(1), &mut asks);
+        for write in std::mem::take(&mut asks.writes) {
+            log.written(later, write.number, true, &mut asks);
+        }
+        carry(&mut log, asks);
+        let status = log.status(later, 1).unwrap();
+        assert_eq!((status.dirty, status.oldest), (4096, Some(later)));
+        assert_eq!(status.left, None, "nothing is destaged before it is asked for");
+        mark(&mut log, "second");
+        assert_eq!((log.last_mark(1), log.stored_mark(1)), (Some("second"), Some("first")));
+        // The store has the write, and the mark behind it.
+        log.settle(1, 2);
+        let status = log.status(later, 1).unwrap();
+        assert_eq!((status.dirty, status.oldest), (0, None));
+        assert_eq!(log.stored_mark(1), Some("second"));
+    }
+
+    #[test]
+    fn a_mark_that_would_come_too_late_is_known_before_it_is_named() {
+        let mut log = log(Order::Journaled(Cuts::Marks));
+        log.volumes.get_mut(&1).unwrap().destager =
+            Destager::new(Destage { most: 8192, ..destage(Order::Journaled(Cuts::Marks)) }, 0);
+        (1..=2).for_each(|op| write(&mut log, op));
+        assert_eq!(log.status(NOW, 1).unwrap().large_mark, None);
+        write(&mut log, 3);
+        assert_eq!(log.status(NOW, 1).unwrap().large_mark, Some((3 * 4096, 8192)));
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
-    /// What a start has found of a volume that does not go on with it is void. Returns bytes of writes that are lost with it.
+    /// What a start has found of a volume that does not go on with it is void. Returns the dirty bytes that are lost with it, each counted once.
     pub fn give_up_found(&mut self, attachment: u32, found: &Volume) -> u64 {
         if self.volumes.contains_key(&attachment) {
             return 0;
@@ -98,9 +98,14 @@ impl<B: Clone> WriteLog<B> {
                 None => self.segments.let_go(dirty.batch),
             }
         }
-        let changes =
-            found.records.iter().filter(|dirty| dirty.entry.record.kind != RecordKind::Mark);
-        changes.map(|dirty| dirty.entry.record.length).sum()
+        let mut lost = Overlay::default();
+        for (sequence, dirty) in (1..).zip(&found.records) {
+            let record = &dirty.entry.record;
+            if record.kind != RecordKind::Mark {
+                lost.show(record.offset..record.offset + record.length, sequence, Holds::Zeros);
+            }
+        }
+        lost.bytes()
     }
 
     /// All volumes that can be had now are attached and have what was found of them. That is flushed [startflush], then the first batch of this

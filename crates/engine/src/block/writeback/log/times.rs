@@ -9,7 +9,8 @@ use super::super::table::Table;
 /// Times are kept in milliseconds.
 const UNIT: u64 = 1_000_000;
 
-/// When records were answered that are dirty, to the millisecond before: each time from one sequence on, to the next.
+/// When records were answered that are dirty, to the millisecond before: each time from one sequence on, to the next. Those that change no bytes have
+/// none, which is kept as 0.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     all: Table<2>,
@@ -17,8 +18,8 @@ pub(super) struct Times {
 
 impl Times {
     /// The record of this sequence, behind all that there are, was answered now.
-    pub(super) fn push(&mut self, sequence: u64, now: Nanos) {
-        let time = now.0 / UNIT;
+    pub(super) fn push(&mut self, sequence: u64, now: Option<Nanos>) {
+        let time = now.map_or(0, |now| now.0 / UNIT + 1);
         if self.all.last().is_none_or(|[_, last]| last != time) {
             self.all.push([sequence, time]);
         }
@@ -36,15 +37,19 @@ impl Times {
         self.all.clear();
     }
 
-    /// When the first was answered.
+    /// When the first was answered that has a time.
     pub(super) fn first(&self) -> Option<Nanos> {
-        self.all.first().map(|[_, time]| Nanos(time * UNIT))
+        (0..self.all.len()).find_map(|at| self.at(at))
     }
 
     /// When this one was answered.
     pub(super) fn of(&self, sequence: u64) -> Option<Nanos> {
         let at = self.all.below(0, sequence.saturating_add(1));
-        self.all.column(at.checked_sub(1)?, 1).map(|time| Nanos(time * UNIT))
+        self.at(at.checked_sub(1)?)
+    }
+
+    fn at(&self, at: usize) -> Option<Nanos> {
+        self.all.column(at, 1)?.checked_sub(1).map(|time| Nanos(time * UNIT))
     }
 }
 
@@ -101,7 +106,7 @@ mod tests {
     fn a_record_was_answered_in_the_millisecond_that_is_kept() {
         let mut times = Times::default();
         let at = |n: u64| Nanos(n / 3 * 2_500_000 + 17);
-        (5..500).for_each(|n| times.push(n, at(n)));
+        (5..500).for_each(|n| times.push(n, Some(at(n))));
         let kept = |n: u64| Nanos(at(n).0 / UNIT * UNIT);
         assert_eq!((times.of(4), times.first()), (None, Some(kept(5))));
         assert!((5..500).all(|n| times.of(n) == Some(kept(n))));
@@ -110,6 +115,10 @@ mod tests {
         assert_eq!(times.first(), Some(kept(201)));
         times.clear();
         assert_eq!((times.first(), times.of(300)), (None, None));
+        times.push(500, None);
+        assert_eq!((times.first(), times.of(500)), (None, None));
+        times.push(501, Some(at(501)));
+        assert_eq!((times.first(), times.of(500)), (Some(kept(501)), None));
     }
 
     proptest! {
