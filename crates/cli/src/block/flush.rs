@@ -329,6 +329,7 @@ mod tests {
         assert!(text(&through).contains("t: it writes through: nothing is dirty"));
         assert!(outcome(&through).is_ok());
         let some = Answer {
+            timed_out: false,
             volumes: vec![
                 one("a", true, 0, None),
                 one("b", false, 8 << 20, None),

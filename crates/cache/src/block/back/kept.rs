@@ -143,6 +143,7 @@ impl Core {
         match self.write_marker(&written, &marker, again) {
             Ok(()) => {
                 written.wrote(&marker);
+                written.said.store(status.image, Ordering::Relaxed);
                 back.log().set_marker(attachment, *number);
             }
             Err(error) => self.marker_is(&written, &error.to_string(), None),
