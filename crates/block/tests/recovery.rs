@@ -147,6 +147,7 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
         back: std::collections::BTreeMap::new(),
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
+        moved: std::collections::BTreeSet::new(),
         journals: std::collections::BTreeMap::new(),
         write: WriteMode::WriteThrough,
         replacement: Replacement::Lru,

@@ -117,6 +117,8 @@ pub struct CacheConfig {
     pub back_by_default: Option<BackConfig>,
     /// Where the marker of a volume is, of any that is not beside its store.
     pub markers: BTreeMap<String, MarkerAt>,
+    /// Volumes whose stores are those that they were, though they are known by other names, or are copies: the operator says so.
+    pub moved: BTreeSet<String>,
     /// Where the journal of a volume is, of any that is not beside its store.
     pub journals: BTreeMap<String, JournalAt>,
     /// Volumes that come later, when their stores are there: what is dirty of them is kept until then.
@@ -144,6 +146,7 @@ impl CacheConfig {
             back: BTreeMap::new(),
             back_by_default: None,
             markers: BTreeMap::new(),
+            moved: BTreeSet::new(),
             journals: BTreeMap::new(),
             awaited: BTreeSet::new(),
         }

@@ -62,6 +62,7 @@ pub fn open_without(
             back::NO_CACHE,
             &through,
             (true, false),
+            &[],
         )?;
     }
     let system = |e: std::io::Error| fail(format!("a file in memory: {}", plain(&e)));

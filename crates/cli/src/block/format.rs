@@ -146,6 +146,7 @@ pub(super) fn failed(error: CacheError) -> CliError {
         )
         .replace("make it larger, or name another place", "make it larger, or name another place with --journal NAME=PLACE")
         .replace("say that the journal may be local", "say --journal-local")
+        .replace("say that the store was moved", "say --store-moved")
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")
         .replace("destage all of it before", "destage all of it (`larder block flush`) before");

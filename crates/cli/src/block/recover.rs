@@ -94,6 +94,10 @@ pub(super) fn failed(error: RecoverError) -> CliError {
         RecoverError::NoMarker(_) => {
             CliError::Runtime(text.replace("name its place", "name its place with --marker"))
         }
+        RecoverError::Elsewhere { named, .. } => CliError::Usage(
+            text.replace("name that one's place", &format!("name it with --marker '{named}'"))
+                .replace("as its place", "with --marker"),
+        ),
         _ => CliError::Runtime(text),
     }
 }

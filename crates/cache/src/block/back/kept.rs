@@ -75,7 +75,7 @@ fn seen(place: &mut dyn MarkerPlace, own: &marker::Marker) -> Seen {
                 ),
                 _ => format!("{at} names cache {} on host '{}'", there.cache, there.host),
             };
-            (marker::Read::There(mark_of(&there)), what)
+            (marker::Read::There(mark_of(&there, false)), what)
         }
         Ok(Found::Absent { was }) => (marker::Read::Absent { was }, format!("{at} was removed")),
         Ok(Found::Damaged) => (marker::Read::Damaged, format!("{at} was damaged")),
@@ -146,6 +146,8 @@ impl Core {
         let Some(place) = &written.place else { return Again::Own };
         let WrittenBack { attachment, generation, run, .. } = written.state;
         let own = marker::Marker {
+            of: Some((written.state.volume, attachment)),
+            moved: false,
             mark: Mark::Dirty(back.cache.0),
             generation,
             number: written.durable.load(Ordering::Relaxed),

@@ -67,6 +67,8 @@ pub(super) struct Begins<'a> {
     pub doubt: Option<u64>,
     pub config: BackConfig,
     pub marker: MarkerAt,
+    /// Its store is the one that it was, as the operator says.
+    pub moved: bool,
     /// The last mark that its store is known to have, and the attachment of which that was said.
     pub mark: Option<(u32, String)>,
     /// What a start has found in the log.
@@ -168,7 +170,10 @@ impl<'a> Way<'a> {
             Step::Read => {
                 if let Which::Comes(begins) = &mut self.which {
                     let place = begins.place.as_deref_mut();
-                    begins.mark = read_marker(&volume.name, holder, place)?;
+                    let known = core.on_log(|log| log.line_space().map(|sb| sb.volumes.clone()))?;
+                    let of = (volume.name.as_str(), volume.volume().backing());
+                    let known = known.unwrap_or_default();
+                    begins.mark = read_marker(of, holder, place, begins.moved, &known)?;
                     // Where it cannot be had nothing is changed.
                     begins.open_journal(volume, holder.state().volume)?;
                 }

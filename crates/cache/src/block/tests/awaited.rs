@@ -205,7 +205,8 @@ fn a_cache_that_was_set_back_is_not_believed_after_starts_whose_store_was_away()
             drop(only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap());
         }
         let cache = only_more(dir, ordered(Pace::AtBound)).awaits("disk").open().unwrap();
-        let disk = cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
+        let disk =
+            cache.attach_as("disk", open_store(dir, "disk"), &wishes(ordered(Pace::AtBound)));
         assert!(disk.unwrap().read(0, 4096).wait().unwrap().iter().all(|&b| b == 9));
     }
 }

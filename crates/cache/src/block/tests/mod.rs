@@ -13,6 +13,7 @@ mod refused;
 mod rules;
 mod shrunk;
 mod sparse;
+mod swapped;
 mod thrift;
 mod through;
 
@@ -153,6 +154,7 @@ fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
         back: std::collections::BTreeMap::new(),
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
+        moved: std::collections::BTreeSet::new(),
         journals: std::collections::BTreeMap::new(),
         awaited: std::collections::BTreeSet::new(),
         write: shape.write,

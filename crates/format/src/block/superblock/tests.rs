@@ -112,7 +112,10 @@ fn features_say_what_is_there() {
     let stray = changed(&sb, 16, &[0; 8]);
     assert!(matches!(stray, Err(BlockSuperblockError::Field { .. })), "{stray:?}");
     let clean = changed(&logged(), 16, &FEATURE_WRITE_LOG.to_le_bytes());
-    assert_eq!(clean, Err(BlockSuperblockError::Field { field: "features", value: FEATURE_WRITE_LOG }));
+    assert_eq!(
+        clean,
+        Err(BlockSuperblockError::Field { field: "features", value: FEATURE_WRITE_LOG })
+    );
 }
 
 #[test]
