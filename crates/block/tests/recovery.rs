@@ -76,6 +76,7 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
         shards: SHARDS,
         write_log: None,
         yes: true,
+        discard_dirty: false,
     };
     let mut seed = [0u8; 32];
     Rng::new(dir.as_os_str().len() as u64 ^ u64::from(std::process::id())).fill(&mut seed);

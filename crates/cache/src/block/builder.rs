@@ -69,6 +69,7 @@ impl Builder {
                 shards: defaults::SHARDS,
                 write_log: None,
                 yes: false,
+                discard_dirty: false,
             },
             create: false,
             state_dir: None,

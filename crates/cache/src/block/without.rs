@@ -78,6 +78,7 @@ pub fn open_without(
         shards: defaults::SHARDS,
         write_log: None,
         yes: true,
+        discard_dirty: false,
     };
     open::format(&shape, [0; 32], UnixSecs(0))?;
     // Nothing is written to flash.

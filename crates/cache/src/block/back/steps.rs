@@ -23,7 +23,7 @@ use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
 use super::journal::{Journal, JournalAt, Journaling, Of, Taken};
-use super::start::{no_journal, open_journal, read_marker, volume_error};
+use super::start::{no_journal, open_journal, random_uuid, read_marker, volume_error};
 use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
 /// Why a step was not done.
@@ -383,6 +383,9 @@ impl<'a> Way<'a> {
         let Which::Comes(begins) = &mut self.which else { return Ok(()) };
         let doubt = begins.doubt;
         let Some(journal) = begins.open_journal(self.volume, marker.volume)? else { return Ok(()) };
+        let random = random_uuid()?.0;
+        let apart = journal.is_apart(self.volume.volume().backing(), random);
+        apart.map_err(|reason| NotDone::Failed(volume_error(&self.volume.name, reason)))?;
         let claimed = journal.claim(marker, doubt);
         claimed.map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))
     }

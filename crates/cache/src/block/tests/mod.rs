@@ -90,6 +90,7 @@ fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig 
         shards: 8,
         write_log: None,
         yes: false,
+        discard_dirty: false,
     }
 }
 

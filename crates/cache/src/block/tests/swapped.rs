@@ -306,3 +306,44 @@ fn a_copy_of_a_cache_from_before_a_flush_of_its_volume_is_refused() {
     let said = why(builder(dir.path(), &[("a", "a.img")]));
     assert!(said.contains("not of one time"), "{said}");
 }
+
+#[test]
+fn a_cache_that_holds_what_no_store_has_is_not_formatted_without_a_word_for_that() {
+    let dir = TempDir::new().unwrap();
+    dirty(dir.path(), false, &["a"]);
+    let path = dir.path().join("cache");
+    let config = FormatConfig { path, yes: true, ..format_config(&dir, SHAPE, 64 << 20) };
+    let said = open::format(&config, [3; 32], UnixSecs(1)).unwrap_err().to_string();
+    assert!(said.contains("volume 'a': 4 KiB"), "{said}");
+    all_is_there(builder(dir.path(), &OWN), &[("a", 1)]);
+    let config = FormatConfig { discard_dirty: true, ..config };
+    open::format(&config, [3; 32], UnixSecs(1)).unwrap();
+}
+
+#[test]
+fn a_journal_that_is_the_store_by_another_name_is_refused_and_nothing_of_the_store_is_changed() {
+    use crate::block::back::journal::Journal;
+    use larder_volume::Timeouts;
+    use larder_volume::journal::{Site, Use};
+    let dir = TempDir::new().unwrap();
+    let read_only = |name: &str| {
+        let uri = format!("file:{}", dir.path().join(name).display()).parse().unwrap();
+        let options = OpenOptions { read_only: true, lease: false, ..OpenOptions::default() };
+        open_with(&uri, &options).unwrap()
+    };
+    for name in ["disk", "journal"] {
+        File::create(dir.path().join(name)).unwrap().set_len(128 << 20).unwrap();
+    }
+    let own = open_store(dir.path().join("disk"));
+    let at = dir.path().join("journal").display().to_string();
+    let site = Site::of(&*own, Some(&at)).unwrap();
+    let uuid = larder_format::Uuid([7; 16]);
+    let mut journal = Journal::open(&site, uuid, Use::Make, Timeouts::default()).unwrap();
+    journal.is_apart(&*own, [9; 16]).unwrap();
+    let why = journal.is_apart(&*read_only("journal"), [9; 16]).unwrap_err();
+    assert!(why.contains("the store itself by another name"), "{why}");
+    for name in ["disk", "journal"] {
+        let bytes = std::fs::read(dir.path().join(name)).unwrap();
+        assert!(bytes.iter().all(|&b| b == 0), "{name}");
+    }
+}
