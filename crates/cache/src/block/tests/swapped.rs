@@ -312,7 +312,7 @@ fn a_cache_that_holds_what_no_store_has_is_not_formatted_without_a_word_for_that
     let dir = TempDir::new().unwrap();
     dirty(dir.path(), false, &["a"]);
     let path = dir.path().join("cache");
-    let config = FormatConfig { path, yes: true, ..format_config(&dir, SHAPE, 64 << 20) };
+    let config = FormatConfig { path, yes: true, ..format_config(&dir, SHAPE, 192 << 20) };
     let said = open::format(&config, [3; 32], UnixSecs(1)).unwrap_err().to_string();
     assert!(said.contains("volume 'a': 4 KiB"), "{said}");
     all_is_there(builder(dir.path(), &OWN), &[("a", 1)]);
