@@ -48,6 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 shards: 8,
                 write_log: None,
                 yes: false,
+                discard_dirty: false,
             };
             let seed = larder_runtime::machine::random_bytes()?;
             open::format(&format, seed, UnixSecs(0))?;

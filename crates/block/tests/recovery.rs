@@ -76,6 +76,7 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
         shards: SHARDS,
         write_log: None,
         yes: true,
+        discard_dirty: false,
     };
     let mut seed = [0u8; 32];
     Rng::new(dir.as_os_str().len() as u64 ^ u64::from(std::process::id())).fill(&mut seed);
@@ -147,6 +148,7 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
         back: std::collections::BTreeMap::new(),
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
+        moved: std::collections::BTreeSet::new(),
         journals: std::collections::BTreeMap::new(),
         write: WriteMode::WriteThrough,
         replacement: Replacement::Lru,

@@ -132,6 +132,33 @@ impl Identity {
         out
     }
 
+    /// Whether this is the store of which `then` was kept, whatever was written there since, and however large it is now. `remembers`: the file
+    /// itself says that it is. Of a store that cannot tell what it is more than its name is not known.
+    ///
+    /// # Errors
+    /// Why it is not, or may not be, for people.
+    pub fn is_of(&self, then: &[u8; IDENTITY_BYTES], remembers: bool) -> Result<(), &'static str> {
+        let now = self.encode();
+        match self {
+            // It could not be looked at then.
+            _ if then[0] == 0 => Ok(()),
+            _ if then[0] != now[0] => Err("it is of another kind"),
+            Identity::File { inode, .. } if word(then, 16) != *inode => Err("it is another file"),
+            Identity::File { device, file_system, .. } => {
+                // Numbers of devices are given anew when the system starts, and some file systems are called by them.
+                let known = *file_system != 0 && word(then, 56) != 0;
+                let same = word(then, 8) == *device || word(then, 56) == *file_system || !known;
+                if same || remembers { Ok(()) } else { Err("it is on another file system") }
+            }
+            Identity::Objects { volume, .. } if then[8..24] != volume[..] => {
+                Err("it holds another volume")
+            }
+            Identity::Objects { .. } => Ok(()),
+            Identity::Blind { .. } if then[32..40] != now[32..40] => Err("it has another name"),
+            Identity::Blind { .. } => Ok(()),
+        }
+    }
+
     /// Whether the store, found so, holds what it held when `then` was kept: `let_go` in good order, or when it was attached
     /// by a run that was cut short. `trust` vouches for stores that cannot tell.
     ///
@@ -316,6 +343,31 @@ mod tests {
         assert!(objects(14, 10, 333).proves(&let_go, true, false).is_ok());
         assert!(objects(14, 10, 334).proves(&let_go, true, true).is_err());
         assert!(objects(14, 12, 333).proves(&let_go, true, true).is_err());
+    }
+
+    #[test]
+    fn a_store_is_known_again_by_what_stays_when_it_is_written_or_grows() {
+        let then = file(50, 7, 0).encode();
+        assert!(file(51, 9, 3).is_of(&then, false).is_ok(), "it was written");
+        assert!(with!(file(50, 7, 0), size = 9).is_of(&then, false).is_ok(), "it has grown");
+        assert!(with!(file(50, 7, 0), inode = 9).is_of(&then, true).is_err(), "another file");
+        let renumbered = with!(file(50, 7, 0), device = 9);
+        assert!(renumbered.is_of(&then, false).is_ok(), "the same file system");
+        let other = with!(renumbered, file_system = 8);
+        assert!(other.is_of(&then, false).is_err(), "another, where a file has the same number");
+        assert!(other.is_of(&then, true).is_ok(), "it says itself what it is");
+        let nameless = with!(other, file_system = 0);
+        assert!(nameless.is_of(&then, false).is_ok(), "nothing better is known");
+        assert!(file(50, 7, 0).is_of(&[0; 64], false).is_ok(), "nothing was known then");
+        let (a, b) = (objects(3, 2, 1), objects(9, 8, 7));
+        assert!(b.is_of(&a.encode(), false).is_ok());
+        let c =
+            Identity::Objects { volume: [5; 16], size: 3, generation: 3, changed: 2, digest: 1 };
+        assert!(c.is_of(&a.encode(), false).is_err());
+        let blind = |name: &str, size| Identity::Blind { name: name.into(), size };
+        assert!(blind("a", 2).is_of(&blind("a", 1).encode(), false).is_ok());
+        assert!(blind("b", 1).is_of(&blind("a", 1).encode(), false).is_err());
+        assert!(a.is_of(&then, true).is_err());
     }
 
     #[test]

@@ -111,7 +111,7 @@ class Larder(Cache):
             self._start_filer()
             if self.order.startswith("journaled"):
                 self._start_journal()
-        run([self.larder, "block", "format", self.cache, "--size", "256m", "--write-log", "64m", "--yes"])
+        run([self.larder, "block", "format", self.cache, "--size", "256m", "--write-log", "64m", "--yes", "--discard-dirty"])
         # A bound that is reached, so that what was written long before is in the store.
         self.spawn([self.larder, "block", "serve", "--cache", self.cache, "--volume", f"disk={self.where}", "--write", self.mode,
                     "--dirty-max", "8m", *(f"--marker=disk={place}" for place in self.marker),

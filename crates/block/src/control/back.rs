@@ -60,6 +60,7 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
         (None, true) => wish.marker = MarkerAt::Nowhere,
         (None, false) => {}
     }
+    wish.moved |= said.store_moved;
     if let Some(place) = &said.journal {
         if !wish.back.as_ref().is_none_or(BackConfig::is_journaled) {
             return Err(usage(format!(

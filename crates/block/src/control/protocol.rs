@@ -185,6 +185,9 @@ pub struct WriteBack {
     /// It has none.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub no_marker: bool,
+    /// Its store is the one that it had, moved.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub store_moved: bool,
     /// Where its journal is: a path from the root, or a URI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<String>,
@@ -294,6 +297,7 @@ mod tests {
                     dirty_age_max: Some("5,hard".into()),
                     marker: Some("/m".into()),
                     no_marker: true,
+                    store_moved: true,
                     journal: Some("/j".into()),
                     journal_local: true,
                 },

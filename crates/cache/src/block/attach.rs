@@ -14,7 +14,7 @@ use larder_engine::block::volumes::Found;
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
-use super::back::{Alone, BackWish};
+use super::back::{self, Alone, BackWish};
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::steps::At;
@@ -76,6 +76,12 @@ impl Core {
         }
         self.may_be_recorded(&name)?;
         self.check_state_dir(&name)?;
+        if wish.back.is_some()
+            && let Some(sb) = self.on_log(|log| log.line_space().cloned())?
+        {
+            // Before this cache knows the store by what it is now.
+            back::look(volume, wish, &sb)?;
+        }
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
             if let Some(taken_up) = self.take_up(volume, &comer)? {

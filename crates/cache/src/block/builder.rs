@@ -42,6 +42,7 @@ pub struct Builder {
     budget: WriteBudgetConfig,
     back: BTreeMap<String, BackConfig>,
     markers: BTreeMap<String, MarkerAt>,
+    moved: BTreeSet<String>,
     journals: BTreeMap<String, JournalAt>,
     awaited: BTreeSet<String>,
     trust_unchanged: bool,
@@ -68,6 +69,7 @@ impl Builder {
                 shards: defaults::SHARDS,
                 write_log: None,
                 yes: false,
+                discard_dirty: false,
             },
             create: false,
             state_dir: None,
@@ -80,6 +82,7 @@ impl Builder {
             budget: WriteBudgetConfig::default(),
             back: BTreeMap::new(),
             markers: BTreeMap::new(),
+            moved: BTreeSet::new(),
             journals: BTreeMap::new(),
             awaited: BTreeSet::new(),
             trust_unchanged: false,
@@ -230,6 +233,14 @@ impl Builder {
         self
     }
 
+    /// The store of a volume is the one that it was, though it is known by another name now, or a whole copy of it: without this a cache that
+    /// holds writes of it refuses a store that it does not know again.
+    #[must_use]
+    pub fn store_moved(mut self, volume: &str) -> Builder {
+        self.moved.insert(volume.to_owned());
+        self
+    }
+
     /// How many [queues](Cache::queue) there may be at a time, at most 1024; 8 by default. Room for one takes 60 KiB. Without threads there are
     /// none.
     #[must_use]
@@ -300,7 +311,7 @@ impl Builder {
         (config.fill_memory, config.readahead) = (self.fill_memory, self.readahead);
         (config.queues, config.trust_unchanged) = (self.queues, self.trust_unchanged);
         (config.rules.shares, config.rules.budget) = (self.shares, self.budget);
-        (config.back, config.markers) = (self.back, self.markers);
+        (config.back, config.markers, config.moved) = (self.back, self.markers, self.moved);
         (config.journals, config.awaited) = (self.journals, self.awaited);
         let (all, threads) = (volumes.all(), self.threads);
         let running = match threads {

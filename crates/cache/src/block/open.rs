@@ -41,7 +41,7 @@ use larder_runtime::{
 };
 
 use super::aside::Aside;
-use super::back::{self, BackConfig, JournalAt, MarkerAt, NoJournal};
+use super::back::{self, BackConfig, JournalAt, MarkerAt, NoJournal, offline};
 use super::budget::{BudgetFile, Purse};
 use super::changing::Changing;
 use super::hand::{ByHand, Hand};
@@ -76,8 +76,10 @@ pub struct FormatConfig {
     pub shards: u32,
     /// Bytes of the write log, for volumes that write back; none: there is none.
     pub write_log: Option<ByteSize>,
-    /// Whatever is on it may go.
+    /// Whatever is on it may go,
     pub yes: bool,
+    /// and that, too, which a cache there holds and no store has.
+    pub discard_dirty: bool,
 }
 
 /// How a cache is to work.
@@ -117,6 +119,8 @@ pub struct CacheConfig {
     pub back_by_default: Option<BackConfig>,
     /// Where the marker of a volume is, of any that is not beside its store.
     pub markers: BTreeMap<String, MarkerAt>,
+    /// Volumes whose stores are those that they were, though they are known by other names, or are copies: the operator says so.
+    pub moved: BTreeSet<String>,
     /// Where the journal of a volume is, of any that is not beside its store.
     pub journals: BTreeMap<String, JournalAt>,
     /// Volumes that come later, when their stores are there: what is dirty of them is kept until then.
@@ -144,6 +148,7 @@ impl CacheConfig {
             back: BTreeMap::new(),
             back_by_default: None,
             markers: BTreeMap::new(),
+            moved: BTreeSet::new(),
             journals: BTreeMap::new(),
             awaited: BTreeSet::new(),
         }
@@ -197,6 +202,17 @@ pub enum CacheError {
         path: String,
         /// What was recognised.
         what: String,
+    },
+    /// A cache is there that holds what no store has.
+    #[error(
+        "'{path}' holds a Larder block cache with writes that no store has ({volumes}): formatting would give them up for good. Serve them until they are in their \
+         stores, or discard them"
+    )]
+    Dirty {
+        /// The device.
+        path: String,
+        /// The volumes, and how much of each.
+        volumes: String,
     },
     /// A volume that does not fit what is known of it.
     #[error("volume '{name}': {reason}")]
@@ -285,15 +301,42 @@ impl CacheError {
     }
 }
 
+/// A cache that may be there holds nothing that no store has.
+fn none_dirty(path: &Path) -> Result<(), CacheError> {
+    // (What cannot be opened, or is no cache, is told by what comes next.)
+    let Ok(device) = FlashDevice::open(&DeviceOptions::new(path)) else { return Ok(()) };
+    let Ok(sb) = read_superblock(&device) else { return Ok(()) };
+    let Some(report) = offline::look(&device, &sb, &mut |_, _| true) else { return Ok(()) };
+    if report.volumes.is_empty() {
+        return Ok(());
+    }
+    let each = |v: &offline::DirtyVolume| match (v.bytes, v.gap) {
+        (bytes, true) => format!("volume '{}': {} and more", v.name, ByteSize(bytes)),
+        (0, false) => format!(
+            "volume '{}': none that can be seen, and its store is not known to be whole",
+            v.name
+        ),
+        (bytes, false) => format!("volume '{}': {}", v.name, ByteSize(bytes)),
+    };
+    let volumes: Vec<String> = report.volumes.iter().map(each).collect();
+    Err(CacheError::Dirty { path: path.display().to_string(), volumes: volumes.join(", ") })
+}
+
 /// Formats a device. Nothing is written if it cannot be done.
 ///
 /// # Errors
-/// [`CacheError`]; in particular [`CacheError::Occupied`] for a device that holds something, without `yes`.
+/// [`CacheError`]; in particular [`CacheError::Occupied`] for a device that holds something, without `yes`, and [`CacheError::Dirty`] for one that
+/// holds what no store has, without `discard_dirty`.
 pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<Layout, CacheError> {
     let path = config.path.display().to_string();
     let mut options = DeviceOptions::new(&config.path);
     if let Some(size) = config.size {
         options = options.size(size);
+    }
+    if !config.discard_dirty
+        && std::fs::metadata(&config.path).is_ok_and(|m| !m.is_file() || m.len() > 0)
+    {
+        none_dirty(&config.path)?;
     }
     if !config.yes && std::fs::metadata(&config.path).is_ok() {
         let device = FlashDevice::open(&DeviceOptions::new(&config.path))?;

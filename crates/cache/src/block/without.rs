@@ -62,6 +62,7 @@ pub fn open_without(
             back::NO_CACHE,
             &through,
             (true, false),
+            &[],
         )?;
     }
     let system = |e: std::io::Error| fail(format!("a file in memory: {}", plain(&e)));
@@ -77,6 +78,7 @@ pub fn open_without(
         shards: defaults::SHARDS,
         write_log: None,
         yes: true,
+        discard_dirty: false,
     };
     open::format(&shape, [0; 32], UnixSecs(0))?;
     // Nothing is written to flash.

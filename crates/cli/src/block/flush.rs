@@ -149,7 +149,7 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
     let through = args.mode == "through";
     if through && args.how.is_stated() {
         return Err(CliError::Usage(
-            "--dirty-max, --dirty-age-max, --marker, --no-marker, --journal and --journal-local are for a volume that is to write back: leave them \
+            "--dirty-max, --dirty-age-max, --marker, --no-marker, --store-moved, --journal and --journal-local are for a volume that is to write back: leave them \
              out with 'through'"
                 .to_owned(),
         ));
@@ -208,6 +208,9 @@ struct HowArgs {
     /// It has no marker: nothing notices that its cache is lost, or an older one comes back
     #[arg(long)]
     no_marker: bool,
+    /// Its store is the one that it had, moved or renamed, or a whole copy of it made since its cache was last used: you vouch for that
+    #[arg(long)]
+    store_moved: bool,
     /// Where its journal is, with back:journaled: a path, or the URI of an NBD export or object store
     #[arg(long, value_name = "PLACE")]
     journal: Option<String>,
@@ -220,7 +223,7 @@ impl HowArgs {
     fn is_stated(&self) -> bool {
         let bounds = self.dirty_max.is_some() || self.dirty_age_max.is_some();
         let places = self.marker.is_some() || self.journal.is_some();
-        bounds || places || self.no_marker || self.journal_local
+        bounds || places || self.no_marker || self.store_moved || self.journal_local
     }
 
     /// What the daemon is told, with the mode.
@@ -236,6 +239,7 @@ impl HowArgs {
             dirty_age_max: self.dirty_age_max.clone(),
             marker: self.marker.as_deref().map(from_here).transpose()?,
             no_marker: self.no_marker,
+            store_moved: self.store_moved,
             journal: self.journal.as_deref().map(from_here).transpose()?,
             journal_local: self.journal_local,
         })

@@ -54,6 +54,9 @@ pub(crate) struct Args {
     /// Go on though something is on it already: that is lost
     #[arg(long)]
     yes: bool,
+    /// With --yes: go on though the cache that is on it holds writes that no store has. They are lost for good
+    #[arg(long, requires = "yes")]
+    discard_dirty: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {
@@ -71,6 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         shards: args.shards,
         write_log: args.write_log,
         yes: args.yes,
+        discard_dirty: args.discard_dirty,
     };
     // The file is sparse: what is missing would be met when the cache fills.
     let size = args.size.map(|s| s.0).or_else(|| args.path.metadata().ok().map(|m| m.len()));
@@ -159,12 +163,16 @@ pub(super) fn failed(error: CacheError) -> CliError {
             "vouch that what it has answered is durable",
             "vouch with --store-durable that what it has answered is durable",
         )
+        .replace("say that the store was moved", "say --store-moved")
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")
         .replace("serve it as back:", "serve it with --write NAME=back:")
         .replace("destage all of it before", "destage all of it (`larder block flush`) before");
     text.push_str(match &error {
         CacheError::Occupied { .. } => ": say --yes if it is",
+        CacheError::Dirty { .. } => {
+            " (`larder block discard`, or all of them by --yes --discard-dirty)"
+        }
         CacheError::NotEmpty { .. } => " (`larder block format --yes`, or no --record)",
         _ => "",
     });
@@ -172,6 +180,7 @@ pub(super) fn failed(error: CacheError) -> CliError {
         CacheError::Device(DeviceError::SizeMissing { .. } | DeviceError::UnderDev { .. })
         | CacheError::Layout { .. }
         | CacheError::Occupied { .. }
+        | CacheError::Dirty { .. }
         | CacheError::NotSparse { .. }
         | CacheError::NotEmpty { .. }
         | CacheError::Admission(_)

@@ -100,6 +100,10 @@ pub(super) fn failed(error: RecoverError) -> CliError {
         RecoverError::CannotFlush(_) => {
             CliError::Runtime(text.replace("or vouch that", "or vouch with --store-durable that"))
         }
+        RecoverError::Elsewhere { named, .. } => CliError::Usage(
+            text.replace("name that one's place", &format!("name it with --marker '{named}'"))
+                .replace("as its place", "with --marker"),
+        ),
         _ => CliError::Runtime(text),
     }
 }

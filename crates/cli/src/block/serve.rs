@@ -203,6 +203,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
                     back: None,
                     marker: writes.markers.get(name).cloned().unwrap_or_default(),
                     journal: writes.journals.get(name).cloned().unwrap_or_default(),
+                    moved: writes.moved.contains(name),
                 };
                 let store = view(name, store, &wish).map_err(failed)?;
                 volumes.add(Volume::new(name, store, line, true)).map_err(|e| usage(&e))?;
@@ -231,6 +232,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         back: writes.back,
         back_by_default: writes.back_by_default,
         markers: writes.markers,
+        moved: writes.moved,
         journals: writes.journals,
         awaited: later.iter().cloned().collect(),
         replacement: args.replacement,

@@ -43,6 +43,10 @@ pub(crate) struct WriteArgs {
     /// This volume has no marker: nothing notices that its cache is lost, or an older one comes back. May be given several times
     #[arg(long = "no-marker", value_name = "NAME", help_heading = "Cache")]
     no_markers: Vec<String>,
+    /// The store of this volume is the one that it had, moved or renamed, or a whole copy of it made since its cache was last used: you vouch for
+    /// that once. Else a cache that holds what the store lacks refuses one that it does not know again. May be given several times
+    #[arg(long = "store-moved", value_name = "NAME", help_heading = "Cache")]
+    stores_moved: Vec<String>,
     /// Where the journal of a volume with --write back:journaled is: a path of a file (it is made) or block device, or the URI of an NBD export
     /// or object store, of 128 MiB at least. By default it is beside a file (NAME.larder.journal) and in an object store (wb/); block devices and
     /// NBD have no place of their own. Without NAME= it is that of the only volume. May be given several times
@@ -77,6 +81,8 @@ pub(super) struct Writes {
     pub(super) back_by_default: Option<BackConfig>,
     /// Where markers are that are not beside their store.
     pub(super) markers: BTreeMap<String, MarkerAt>,
+    /// Volumes whose stores were moved.
+    pub(super) moved: BTreeSet<String>,
     /// Where journals are that are not beside their store, and whether they may be local.
     pub(super) journals: BTreeMap<String, JournalAt>,
 }
@@ -233,6 +239,10 @@ impl WriteArgs {
                 )));
             }
             once(&mut writes.markers, &flag, name, MarkerAt::Nowhere)?;
+        }
+        for name in &self.stores_moved {
+            known(&format!("--store-moved {name}"), name, args)?;
+            writes.moved.insert(name.clone());
         }
         self.journals(writes, args, &taken)
     }

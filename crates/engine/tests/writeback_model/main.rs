@@ -91,6 +91,12 @@ fn no_order_of_operations_and_crashes_serves_old_data() {
     assert!(*markers > 1_000 && *set_back > 1_000, "{found:?}");
 }
 
+#[test]
+fn no_dirty_data_comes_to_the_store_of_another_volume_nor_is_given_up_for_it() {
+    let found = marker::swapped(larder_engine::block::writeback::Fault::default());
+    assert!(found.as_ref().is_ok_and(|judged| *judged > 100), "{found:?}");
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
@@ -126,6 +132,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::ThroughBeforeClean
         | Planted::FailedMarkForgotten => "m",
         Planted::SetBackBelieved | Planted::RunRaisedUnseen => "s",
+        Planted::OtherVolumeServed | Planted::OtherStoreServed => "w",
         // Of the whole log alone.
         Planted::ClosedUnmarked
         | Planted::ClosedSlotsBelieved
@@ -165,6 +172,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         let found = match orders(fault) {
             "m" => Some(marker::markers(planted)),
             "s" => Some(marker::set_back(planted)),
+            "w" => Some(marker::swapped(planted)),
             _ => None,
         };
         match found {

@@ -16,6 +16,8 @@ use larder_format::block::superblock::{HoldsState, WrittenBack};
 
 const MINE: Uuid = Uuid([1; 16]);
 const OTHER: Uuid = Uuid([2; 16]);
+const VOLUME: Uuid = Uuid([3; 16]);
+const ANOTHER: Uuid = Uuid([4; 16]);
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
@@ -73,7 +75,8 @@ impl State {
 
     fn read(&self) -> Read {
         let (generation, number, run) = (self.generation, self.number, self.marked_by);
-        Read::There(Marker { mark: self.mark, generation, number, run })
+        let of = Some((VOLUME, 1));
+        Read::There(Marker { mark: self.mark, generation, number, run, of, moved: false })
     }
 
     fn cache(&self, fault: Fault) -> Cache {
@@ -93,7 +96,7 @@ impl State {
             Holds::TakingUp(g) => (HoldsState::TakingUp, g),
             Holds::Carried(g) => (HoldsState::Carried, g),
         };
-        let (volume, order) = (Uuid([3; 16]), Order::Journaled);
+        let (volume, order) = (VOLUME, Order::Journaled);
         let (marker, run) = (self.known, self.had);
         let cut = None;
         WrittenBack { volume, attachment: 1, began: 0, holds, generation, marker, run, order, cut }
@@ -112,7 +115,7 @@ impl State {
             drains: false,
             later: false,
             shrunk: false,
-            fresh: Uuid([3; 16]),
+            fresh: VOLUME,
         };
         Holder::comes(comer, fault)
     }
@@ -347,7 +350,7 @@ pub(super) fn markers(fault: Fault) -> Result<usize, String> {
             }
         }
         // Another host, with another cache.
-        let theirs = Cache { uuid: OTHER, run: 0, holds: Holds::Nothing, known: 0 };
+        let theirs = Cache { uuid: OTHER, run: 0, holds: Holds::Nothing, known: 0, of: None };
         if let Verdict::Attach { generation, .. } = judge(state.read(), &theirs, fault) {
             if state.store < state.newest {
                 return broken("served around its cache");
@@ -464,4 +467,58 @@ pub(super) fn set_back(fault: Fault) -> Result<usize, String> {
         }
     }
     Ok(seen.len())
+}
+
+/// What an operator's mistake brings about: what this cache says of a volume meets the marker, or the store, of another of the same cache, in any
+/// state that either may be in.
+pub(super) fn swapped(fault: Fault) -> Result<usize, String> {
+    let all_marks = [
+        Mark::Clean,
+        Mark::Dirty(MINE),
+        Mark::Carried(MINE),
+        Mark::Closing(MINE),
+        Mark::Closed(MINE),
+    ];
+    let all_holds = [
+        Holds::Nothing,
+        Holds::Clean(1),
+        Holds::Open(1),
+        Holds::Open(2),
+        Holds::TakingUp(2),
+        Holds::Carried(1),
+    ];
+    let mut judged = 0;
+    for (mark, holds, generation) in all_marks.iter().flat_map(|mark| {
+        all_holds.iter().flat_map(move |holds| [1, 2].map(|generation| (*mark, *holds, generation)))
+    }) {
+        // (Another volume's store; another store with the marker left behind; the marker of another attachment of the volume.)
+        for (of, moved) in [((ANOTHER, 2), false), ((VOLUME, 1), true), ((VOLUME, 2), false)] {
+            let state = State { mark, holds, generation, ..State::first() };
+            let cache = Cache { of: Some((VOLUME, 1)), ..state.cache(fault) };
+            let found = Marker { mark, generation, number: 1, run: 0, of: Some(of), moved };
+            let verdict = judge(Read::There(found), &cache, fault);
+            let dirty = holds.may_be_dirty();
+            let is_own = mark != Mark::Clean;
+            let holder_says = {
+                let mut holder = state.comes(false, fault);
+                holder.read(Read::There(found), None).is_ok()
+            };
+            let refused = matches!(verdict, Verdict::Refuse(_));
+            if refused && holder_says && state.record().is_some() {
+                return Err(format!("{mark:?}, {holds:?}: the steps know nothing of it"));
+            }
+            if (is_own || dirty && (of.1 == 1 || of.0 == ANOTHER)) && !refused {
+                return Err(format!(
+                    "{mark:?} of generation {generation} and {holds:?}: dirty data of one volume goes to another's store, or is given up for it: {verdict:?}"
+                ));
+            }
+            if let Verdict::Attach { lines: true, .. } = verdict
+                && of.0 == ANOTHER
+            {
+                return Err(format!("{mark:?}, {holds:?}: another volume's lines are believed"));
+            }
+            judged += 1;
+        }
+    }
+    Ok(judged)
 }

@@ -166,6 +166,16 @@ pub trait JournalPlace: Send {
     /// [`JournalError`]. What is there then may be the one before, the new one, or damaged.
     fn set_head(&mut self, head: &Marker) -> Result<(), JournalError>;
 
+    /// Where there is no head yet, has these bytes in its place, or with `None` what was there, durably. The place of a journal may be that of the
+    /// store by another name: whoever looks at the store then knows. Returns whether it was done; where a name leads to one place alone it is not.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    fn probe(&mut self, bytes: Option<&[u8]>) -> Result<bool, JournalError> {
+        let _ = bytes;
+        Ok(false)
+    }
+
     /// Most bytes of an epoch, with all that belongs to it.
     fn most(&self) -> u64;
 

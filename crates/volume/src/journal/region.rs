@@ -281,6 +281,16 @@ impl JournalPlace for RegionPlace {
         Ok(())
     }
 
+    fn probe(&mut self, bytes: Option<&[u8]>) -> Result<bool, JournalError> {
+        if self.first.is_some() {
+            return Ok(false);
+        }
+        // (Nothing but zeros was there.)
+        let nothing = [0; UNIT];
+        self.put(0, bytes.unwrap_or(&nothing))?;
+        Ok(true)
+    }
+
     fn most(&self) -> u64 {
         PART
     }

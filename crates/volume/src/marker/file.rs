@@ -20,10 +20,10 @@ use larder_runtime::{Refused, lock_exclusive, plain};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, StatxFlags, Uid};
 use rustix::io::Errno as Os;
 
-use super::MarkerIoError;
 use super::cut::Cut;
 use super::image::Image;
 use super::place::{Medium, PLACE_BYTES, copy_at, split};
+use super::{MarkerIoError, NamedPlace};
 
 /// Behind the name of the image.
 const SUFFIX: &str = ".larder";
@@ -460,5 +460,13 @@ impl Medium for FileMedium {
 
     fn name(&self) -> String {
         format!("marker '{}'", self.path.display())
+    }
+
+    fn named_by_store(&self) -> Option<NamedPlace> {
+        let value = self.image.as_ref()?.attribute().get().ok()??;
+        // (A value that is no path was written by something else.)
+        let path = Path::new(OsStr::from_bytes(&value)).to_owned();
+        let is_this = path == self.path;
+        path.is_absolute().then_some(NamedPlace { path, is_this })
     }
 }

@@ -51,6 +51,8 @@ mod place;
 mod place_tests;
 pub(crate) mod region;
 
+use std::path::PathBuf;
+
 use larder_format::block::marker::{Marker, MarkerError};
 
 use crate::{Backing, Timeouts, Uri};
@@ -197,6 +199,20 @@ pub trait MarkerPlace: Send {
 
     /// Where it is, for people.
     fn describe(&self) -> String;
+
+    /// Where the store itself says that its marker is, and whether that is here. `None` where it says nothing.
+    fn named_by_store(&self) -> Option<NamedPlace> {
+        None
+    }
+}
+
+/// Where a store says that its marker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPlace {
+    /// The path.
+    pub path: PathBuf,
+    /// It is the place that was opened.
+    pub is_this: bool,
 }
 
 /// How a place is opened.

@@ -3,7 +3,7 @@
 use larder_format::block::marker::{self, COPY_BYTES, MAX_HOST, Marker, MarkerError};
 use larder_format::block::write_log::record::MAX_MARK;
 
-use super::{Found, MarkerIoError, MarkerPlace};
+use super::{Found, MarkerIoError, MarkerPlace, NamedPlace};
 
 /// Both copies, bytes.
 pub(super) const PLACE_BYTES: usize = 2 * COPY_BYTES;
@@ -49,6 +49,11 @@ pub(super) trait Medium: Send {
 
     /// The place's name in messages.
     fn name(&self) -> String;
+
+    /// See [`MarkerPlace::named_by_store`].
+    fn named_by_store(&self) -> Option<NamedPlace> {
+        None
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -222,6 +227,10 @@ impl<M: Medium> MarkerPlace for Place<M> {
 
     fn describe(&self) -> String {
         self.medium.name()
+    }
+
+    fn named_by_store(&self) -> Option<NamedPlace> {
+        self.medium.named_by_store()
     }
 }
 

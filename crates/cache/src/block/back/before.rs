@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Refused, cache_of, mark_of};
-use larder_engine::block::writeback::marker::{self, Verdict, judge};
+use larder_engine::block::writeback::marker::{self, Verdict, judge, unmarked};
 use larder_format::block::superblock::HoldsState;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_volume::marker::Found;
@@ -14,7 +14,10 @@ use larder_volume::marker::Found;
 use super::super::open::{CacheConfig, CacheError};
 use super::super::volume::Volume;
 use super::BackWish;
-use super::start::{check_flush, check_through, no_journal, place_to_look, refused, volume_error};
+use super::start::{
+    check_flush, check_through, is_moved, no_journal, none_dirty, place_to_look, refused,
+    volume_error,
+};
 use super::{MarkerAt, site};
 
 /// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
@@ -41,6 +44,7 @@ pub(in crate::block) fn check(
                     (sb.uuid, sb.epoch),
                     &wish,
                     (false, false),
+                    &sb.volumes,
                 )?;
             }
             Some(back) => {
@@ -53,7 +57,7 @@ pub(in crate::block) fn check(
                     site::site(volume.backing(), &wish.journal, path)
                         .map_err(|why| no_journal(name, why))?;
                 }
-                look(volume, &wish, record.as_ref(), sb)?;
+                look(volume, &wish, sb)?;
             }
         }
     }
@@ -79,28 +83,44 @@ pub(super) fn no_log(name: &str) -> CacheError {
     )
 }
 
-/// Looks at the marker of a volume that is to write back.
-fn look(
+/// Looks at the marker of a volume that is to write back, and at what this cache knows its store by.
+///
+/// # Errors
+/// [`CacheError`]: it must not be served so.
+pub(in crate::block) fn look(
     volume: &Volume,
     wish: &BackWish,
-    record: Option<&larder_format::block::superblock::WrittenBack>,
     sb: &BlockSuperblock,
 ) -> Result<(), CacheError> {
-    if wish.marker == MarkerAt::Nowhere {
-        return Ok(());
-    }
-    let name = volume.name();
-    let mut place = place_to_look((name, volume.backing()), wish)?;
-    let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
-    let (read, said) = match found {
-        Found::There(there) => (marker::Read::There(mark_of(&there)), Some(there)),
-        Found::Absent { was } => (marker::Read::Absent { was }, None),
-        Found::Damaged => (marker::Read::Damaged, None),
+    let (name, store) = (volume.name(), volume.backing());
+    let entry = sb.volumes.iter().find(|v| v.name == name);
+    let record = entry.and_then(|v| v.write_back);
+    let cache = cache_of((sb.uuid, sb.epoch), record.as_ref(), 0, Fault::default());
+    // Where no marker says what the store was, this cache does.
+    let moved = entry.filter(|_| !wish.moved).is_some_and(|entry| {
+        store.identity().is_ok_and(|now| now.is_of(&entry.identity, false).is_err())
+    });
+    let (verdict, at, said) = if wish.marker == MarkerAt::Nowhere {
+        none_dirty(name, store)?;
+        (unmarked(cache.holds, moved), "this cache".to_owned(), None)
+    } else {
+        let mut place = place_to_look((name, store), wish)?;
+        let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
+        let (read, said) = match found {
+            Found::There(there) => {
+                let of = mark_of(&there, false);
+                let moved =
+                    is_moved(store, &*place, &there, wish.moved) || of.of.is_none() && moved;
+                (marker::Read::There(marker::Marker { moved, ..of }), Some(there))
+            }
+            Found::Absent { was } => (marker::Read::Absent { was }, None),
+            Found::Damaged => (marker::Read::Damaged, None),
+        };
+        (judge(read, &cache, Fault::default()), place.describe(), said)
     };
-    let cache = cache_of((sb.uuid, sb.epoch), record, 0, Fault::default());
-    match judge(read, &cache, Fault::default()) {
+    match verdict {
         Verdict::Refuse(why) => {
-            Err(refused(name, Refused::Marker(why), &place.describe(), said.as_deref()))
+            Err(refused(name, Refused::Marker(why), &at, said.as_deref(), &sb.volumes))
         }
         _ => Ok(()),
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Refused, cache_of, mark_of};
-use larder_engine::block::writeback::marker::{self, Verdict};
+use larder_engine::block::writeback::marker::{self, Verdict, Why};
 use larder_format::block::BlockSuperblock;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::{COPY_BYTES, Cut, HoldsState, VolumeState, WrittenBack};
@@ -22,7 +22,7 @@ use super::super::open::{self, CacheError};
 use super::MarkerAt;
 use super::offline::{self, dirty_beyond};
 use super::recover::{RecoverError, RecoverWish, recover};
-use super::start::{refused, volume_error};
+use super::start::{is_moved, refused, volume_error};
 
 /// What is to be given up.
 #[derive(Clone, Debug, Default)]
@@ -188,7 +188,7 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
             return Ok(told);
         }
         if let Some(store) = store {
-            told.fenced = clean(wish, store, &sb)?;
+            told.fenced = clean(wish, store, &sb, &record)?;
         }
         let volume = &mut sb.volumes[at];
         (volume.state, volume.identity) = (VolumeState::Detached, [0; 64]);
@@ -278,7 +278,10 @@ fn read_marker(
     let Some(mut place) = place(wish, store).map_err(fail)? else { return Ok(None) };
     let found = place.read().map_err(fail)?;
     let (read, marker) = match found {
-        Found::There(marker) => (marker::Read::There(mark_of(&marker)), Some(*marker)),
+        Found::There(marker) => {
+            let moved = is_moved(store, &*place, &marker, false);
+            (marker::Read::There(mark_of(&marker, moved)), Some(*marker))
+        }
         Found::Absent { was } => (marker::Read::Absent { was }, None),
         Found::Damaged => (marker::Read::Damaged, None),
     };
@@ -288,7 +291,7 @@ fn read_marker(
             Ok(Some((place, marker)))
         }
         (Verdict::Refuse(why), marker) => {
-            Err(refused(name, Refused::Marker(why), &place.describe(), marker.as_ref()))
+            Err(refused(name, Refused::Marker(why), &place.describe(), marker.as_ref(), &sb.volumes))
         }
         _ => Err(volume_error(
             name,
@@ -303,6 +306,7 @@ fn clean(
     wish: &DiscardWish,
     store: &dyn Backing,
     sb: &BlockSuperblock,
+    record: &WrittenBack,
 ) -> Result<bool, DiscardError> {
     let of = |e: MarkerIoError| DiscardError::Recover(e.into());
     {
@@ -314,6 +318,7 @@ fn clean(
                 return Ok(true);
             }
             Found::Absent { was: false } => return Ok(false),
+            Found::There(marker) => of_volume(wish, &*place, &marker, (sb, record))?,
             _ => {}
         }
     }
@@ -329,4 +334,21 @@ fn clean(
     };
     recover(store, &wish)?;
     Ok(true)
+}
+
+/// A marker that is to become clean is that of the volume which is given up, and of no other.
+fn of_volume(
+    wish: &DiscardWish,
+    place: &dyn MarkerPlace,
+    marker: &Marker,
+    (sb, record): (&BlockSuperblock, &WrittenBack),
+) -> Result<(), CacheError> {
+    let of = mark_of(marker, false).of;
+    match of {
+        Some((volume, _)) if volume != record.volume => {
+            let why = Refused::Marker(Why::OtherVolume(volume));
+            Err(refused(&wish.volume, why, &place.describe(), Some(marker), &sb.volumes))
+        }
+        _ => Ok(()),
+    }
 }

@@ -24,7 +24,7 @@ use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
     JournalExtent, Size,
 };
-use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
+use larder_format::block::marker::{MAGIC, Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::write_log::pieces;
 use larder_format::{PAGE_SIZE, Uuid};
 use larder_runtime::{AlignedBuf, Payload};
@@ -245,6 +245,58 @@ impl Journal {
         self.place.set_head(&head)?;
         self.head = Some(Box::new(head));
         Ok(())
+    }
+
+    /// Refuses a journal whose place is that of the store by another name: what was written there would go over the volume. `random` is like nothing
+    /// else.
+    ///
+    /// # Errors
+    /// Why it is refused, or could not be found out.
+    pub(in crate::block) fn is_apart(
+        &mut self,
+        store: &dyn Backing,
+        random: [u8; 16],
+    ) -> Result<(), String> {
+        const SECTOR: usize = 512;
+        let mut bytes = [0u8; SECTOR];
+        for to in bytes.chunks_mut(random.len()) {
+            to.copy_from_slice(&random);
+        }
+        let same = format!(
+            "{} is the store itself by another name, and would be written over it: name another place",
+            self.place.describe()
+        );
+        let first = |store: &dyn Backing| -> Result<Vec<u8>, String> {
+            let session = store.session().map_err(|e| e.to_string())?;
+            let mut session = Alone::new(session).map_err(|e| e.to_string())?;
+            let len = store.capabilities().size.min(SECTOR as u64) as usize;
+            let buf = AlignedBuf::zeroed(len);
+            session.submit(0, Op::Read { offset: 0, buf });
+            let done = session.next(PATIENCE, || false).ok_or("the store does not answer")?;
+            done.outcome.map_err(|failure| failure.to_string())?;
+            match done.op {
+                Op::Read { buf, .. } => Ok(buf.to_vec()),
+                _ => Err("the store answered something else".to_owned()),
+            }
+        };
+        let before = first(store)?;
+        if before.starts_with(&MAGIC) {
+            return Err(same);
+        }
+        // Where the store begins with something else than zeros it is another place than one that has nothing yet.
+        if self.head.is_some() || before.iter().any(|&b| b != 0) {
+            return Ok(());
+        }
+        let failed = |e: JournalError| e.to_string();
+        if !self.place.probe(Some(&bytes)).map_err(failed)? {
+            return Ok(());
+        }
+        let found = first(store);
+        self.place.probe(None).map_err(failed)?;
+        match found? {
+            found if found.is_empty() || found != bytes[..found.len()] => Ok(()),
+            _ => Err(same),
+        }
     }
 
     /// A start with the cache that has written it: what is whole is applied, unless the cache knows that the store has all up to its end (`frontier`). Its log

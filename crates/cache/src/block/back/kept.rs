@@ -79,7 +79,7 @@ fn seen(place: &mut dyn MarkerPlace, own: &marker::Marker, tried: Option<&marker
                 ),
                 _ => format!("{at} names cache {} on host '{}'", there.cache, there.host),
             };
-            (marker::Read::There(mark_of(&there)), what)
+            (marker::Read::There(mark_of(&there, false)), what)
         }
         Ok(Found::Absent { was }) => (marker::Read::Absent { was }, format!("{at} was removed")),
         Ok(Found::Damaged) => (marker::Read::Damaged, format!("{at} was damaged")),
@@ -162,6 +162,8 @@ impl Core {
         let Some(place) = &written.place else { return Again::Own };
         let WrittenBack { attachment, generation, .. } = written.state;
         let own = marker::Marker {
+            of: Some((written.state.volume, attachment)),
+            moved: false,
             mark: Mark::Dirty(back.cache.0),
             generation,
             number: written.durable.load(Ordering::Relaxed),
@@ -203,7 +205,7 @@ impl Core {
         let tried = *locked(&written.tried);
         if marker.state == MarkerState::Clean {
             // Until it is known to be there it may be.
-            *locked(&written.tried) = Some(mark_of(marker));
+            *locked(&written.tried) = Some(mark_of(marker, false));
         }
         let mut place = locked(place);
         if again != Again::Lost {
@@ -213,7 +215,9 @@ impl Core {
         let what = match place.read()? {
             Found::Absent { .. } => "was removed",
             Found::Damaged => "was damaged",
-            Found::There(there) if Some(mark_of(&there)) == tried => return place.write(marker),
+            Found::There(there) if Some(mark_of(&there, false)) == tried => {
+                return place.write(marker);
+            }
             Found::There(_) => "was put back to an older copy",
         };
         place.write(marker)?;

@@ -41,7 +41,7 @@ use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
-pub(super) use before::check;
+pub(super) use before::{check, look};
 pub use journal::JournalAt;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
@@ -115,6 +115,8 @@ pub struct BackWish {
     pub marker: MarkerAt,
     /// Where its journal is, if it has one.
     pub journal: JournalAt,
+    /// Its store is the one that it was, though it is known by another name, or is a copy: the operator says so.
+    pub moved: bool,
 }
 
 impl CacheConfig {
@@ -124,6 +126,7 @@ impl CacheConfig {
             back: self.back.get(name).or(self.back_by_default.as_ref()).cloned(),
             marker: self.markers.get(name).cloned().unwrap_or_default(),
             journal: self.journals.get(name).cloned().unwrap_or_default(),
+            moved: self.moved.contains(name),
         }
     }
 }
@@ -336,15 +339,15 @@ impl Core {
                 return Err(CacheError::Volume { name: name.to_owned(), reason });
             }
             let how = (true, false);
-            return check_through((name, store), None, NO_CACHE, wish, how).map(drop);
+            return check_through((name, store), None, NO_CACHE, wish, how, &[]).map(drop);
         };
         let of = name.to_owned();
         let found = self.on_log(move |log| {
             let sb = log.line_space()?;
             let volume = sb.volumes.iter().find(|v| v.name == of);
-            Some(((sb.uuid, sb.epoch), volume.and_then(|v| v.write_back)))
+            Some(((sb.uuid, sb.epoch), volume.and_then(|v| v.write_back), sb.volumes.clone()))
         })?;
-        let Some((cache, record)) = found else { return Ok(()) };
+        let Some((cache, record, known)) = found else { return Ok(()) };
         match wish.back {
             Some(_) => self.write_back(&volume, record, cache, wish, None, false),
             None => {
@@ -352,7 +355,7 @@ impl Core {
                 let drains = closed || !self.is_enabled();
                 let of = (name, store);
                 let how = (drains, volume.had().is_some());
-                let mut holder = check_through(of, record.as_ref(), cache, wish, how)?;
+                let mut holder = check_through(of, record.as_ref(), cache, wish, how, &known)?;
                 if let Some(void) = record.filter(|_| holder.next().is_some()) {
                     self.let_go_void(name, &void);
                 }
@@ -382,10 +385,36 @@ impl Core {
         let attachment = written.state.attachment;
         let all = self.drain(back, &written, go_on);
         call_log(self, None, |log, asks| log.drain(attachment, false, asks));
-        match !all && written.is_kept(&back.log()) {
-            true => Err(fail(&self.troubles_of(&written).join("; "))),
-            false => Ok(all),
+        if !all && written.is_kept(&back.log()) {
+            return Err(fail(&self.troubles_of(&written).join("; ")));
         }
+        if all {
+            self.say_destaged(&written)?;
+        }
+        Ok(all)
+    }
+
+    /// The marker of a volume says how far its store is, durably: from then on an older copy of this cache, which has not heard of all that, is
+    /// refused.
+    fn say_destaged(&self, written: &Written) -> Result<(), CacheError> {
+        let (volume, attachment) = (&written.attached, written.state.attachment);
+        let there = |core: &Core| {
+            let status = core.back.get()?.log().status(core.now(), attachment)?;
+            Some(status.positions[0])
+        };
+        let Some(frontier) = there(self) else { return Ok(()) };
+        self.look_at_marker(volume, true);
+        let says = written.place.is_none() || written.said.load(Ordering::Relaxed) >= frontier;
+        // One that changes over, or whose log has failed, says so itself.
+        let log_closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
+        if says || log_closed || volume.changing.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let why = self.troubles_of(written).join("; ");
+        let reason = format!(
+            "all of it is in its store, and its marker could not be told so ({why}): an older copy of this cache would still be believed"
+        );
+        Err(CacheError::Volume { name: volume.name.clone(), reason })
     }
 
     /// Destages all that is logged of a volume by now as fast as can be, until it is in the store or `go_on` says no. What clients write
@@ -475,6 +504,7 @@ impl Core {
             back: Some(written.config.clone()),
             marker: written.marker.clone(),
             journal: written.journal_at.clone(),
+            moved: false,
         };
         drop(written);
         let done = self.let_go_back((volume, alone), Holder::carried, go_on)?;

@@ -37,6 +37,16 @@ pub enum RecoverError {
         "{0} is not there: nothing says that a cache held what the store lacks, and nothing is to be recovered; name its place if it is another"
     )]
     NoMarker(String),
+    /// The store says that its marker is elsewhere.
+    #[error(
+        "the store says that its marker is '{named}', and that is not {place}: name that one's place; if it is lost, name {place} as its place"
+    )]
+    Elsewhere {
+        /// The place that was looked at.
+        place: String,
+        /// The one that the store names.
+        named: String,
+    },
     /// Its journal has no place, or none that was named.
     #[error(transparent)]
     NoJournal(JournalError),
@@ -180,6 +190,23 @@ pub(super) fn recover_at(
         fenced: place.is_fenced(),
         ..Recovery::default()
     };
+    if let Some(named) = place.named_by_store().filter(|named| !named.is_this) {
+        let elsewhere = || RecoverError::Elsewhere {
+            place: told.marker.clone(),
+            named: named.path.display().to_string(),
+        };
+        let absent = matches!(found, Found::Absent { .. } | Found::Damaged);
+        // A marker that lies with the store has gone where that has gone; one that was named is taken, but over one that says that there is more.
+        let at = Some(format!("file:{}", named.path.display()));
+        let look = PlaceOptions { at, look: true, ..PlaceOptions::default() };
+        let there = || marker_place(store, &look).and_then(|mut place| place.read());
+        if absent
+            && (wish.marker.is_none()
+                || matches!(there(), Ok(Found::There(m)) if m.state != MarkerState::Clean))
+        {
+            return Err(elsewhere());
+        }
+    }
     let before = match found {
         Found::Absent { was: false } => return Err(RecoverError::NoMarker(told.marker)),
         Found::Absent { was: true } => {

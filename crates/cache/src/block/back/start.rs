@@ -61,9 +61,44 @@ pub(super) fn refused(
     why: Refused,
     place: &str,
     marker: Option<&Marker>,
+    known: &[VolumeRecord],
 ) -> CacheError {
     let host = marker.map_or("unknown", |marker| marker.host.as_str());
-    let reason = match why {
+    // What else this cache knows of the marker's volume.
+    let named = marker.and_then(|marker| {
+        let of = |v: &&VolumeRecord| v.write_back.is_some_and(|w| w.volume == marker.volume);
+        known.iter().filter(|v| v.name != name).find(of)
+    });
+    let is_dirty = |v: &VolumeRecord| v.write_back.is_some_and(|w| w.holds.may_be_dirty());
+    let reason = match (why, named) {
+        (Refused::Marker(Why::Lost | Why::OtherVolume(_)), Some(other)) if is_dirty(other) => {
+            format!(
+                "{place} and so this store are those of volume '{0}' of this cache, which holds writes of it that the store does not have: serve the store under \
+             the name '{0}'; nothing is lost then, and a recovery of the store would give them up",
+                other.name
+            )
+        }
+        (Refused::Marker(Why::OtherVolume(_)), Some(other)) => format!(
+            "{place} and so this store are those of volume '{}' of this cache, and not the ones whose writes this cache holds under the name '{name}': \
+             name the store that it had",
+            other.name
+        ),
+        (why, _) => refused_alone(why, place, host),
+    };
+    volume_error(name, reason)
+}
+
+/// The same, where no other volume of the cache has to do with it.
+fn refused_alone(why: Refused, place: &str, host: &str) -> String {
+    match why {
+        Refused::Marker(Why::OtherVolume(other)) => format!(
+            "{place} and so this store are those of another volume ({other}), and this cache holds writes that the store of its own volume does not have: \
+             name the store that it had"
+        ),
+        Refused::Marker(Why::OtherStore) => format!(
+            "this cache holds writes of it, or {place} says so, and the store is not the one that it had (another file, device or name): name that one. If it is \
+             the same one moved, or a whole copy of it that was made since this cache was last used, say that the store was moved"
+        ),
         Refused::Marker(Why::Elsewhere(cache)) => format!(
             "{place} says that the cache {cache} (last used on host '{host}') may hold writes that the store does not have: serve it with that \
              cache, or have its store recovered, which gives them up"
@@ -109,8 +144,7 @@ pub(super) fn refused(
                             size, or have this cache discard what it holds"
             .to_owned(),
         Refused::Unread => format!("{place} does not answer"),
-    };
-    volume_error(name, reason)
+    }
 }
 
 /// Opens the place of a volume's marker. `None` where there is none by the operator's word, or where its store has no place for one and the
@@ -121,7 +155,7 @@ pub(super) fn place_of(
 ) -> Result<Option<Box<dyn MarkerPlace>>, CacheError> {
     let writes_back = wish.back.is_some();
     let at = match &wish.marker {
-        MarkerAt::Nowhere => return Ok(None),
+        MarkerAt::Nowhere => return none_dirty(name, store).map(|()| None),
         MarkerAt::At(place) => Some(place.clone()),
         MarkerAt::Beside => None,
     };
@@ -131,6 +165,58 @@ pub(super) fn place_of(
         Err(MarkerIoError::NoPlace { .. }) if !writes_back => Ok(None),
         Err(error) => Err(volume_error(name, error.to_string())),
     }
+}
+
+/// A volume that is to have no marker has none that says more than that all is well.
+///
+/// # Errors
+/// [`CacheError`]: it has one.
+pub(super) fn none_dirty(name: &str, store: &dyn Backing) -> Result<(), CacheError> {
+    let look = |at: Option<String>| {
+        marker_place(store, &PlaceOptions { at, look: true, ..PlaceOptions::default() })
+    };
+    let fail = |what: String| {
+        volume_error(
+            name,
+            format!(
+                "{what}, and it is to be served without a marker: serve it with that one, until it is clean"
+            ),
+        )
+    };
+    // Where there is no place for one there is none; elsewhere it is where the store says.
+    let Ok(mut place) = look(None) else { return Ok(()) };
+    let named = place.named_by_store().filter(|named| !named.is_this);
+    if let Some(named) = named {
+        let at = format!("file:{}", named.path.display());
+        place = look(Some(at)).map_err(|e| fail(format!("its store has a marker: {e}")))?;
+    }
+    match place.read() {
+        Ok(Found::There(marker)) if marker.state != MarkerState::Clean => Err(fail(format!(
+            "{} says that the cache {} (last used on host '{}') may hold writes that the store does not have",
+            place.describe(),
+            marker.cache,
+            marker.host
+        ))),
+        Ok(Found::There(_) | Found::Absent { was: false }) => Ok(()),
+        Ok(Found::Absent { was: true }) => {
+            Err(fail(format!("there was a marker of write-back, and {} is gone", place.describe())))
+        }
+        Ok(Found::Damaged) => Err(fail(format!("{} is damaged", place.describe()))),
+        // What is there is no marker.
+        Err(MarkerIoError::NotAMarker { .. }) => Ok(()),
+        Err(error) => Err(fail(error.to_string())),
+    }
+}
+
+/// Whether a marker was written beside another store than this one. `vouched`: the operator says that it was not.
+pub(super) fn is_moved(
+    store: &dyn Backing,
+    place: &dyn MarkerPlace,
+    marker: &Marker,
+    vouched: bool,
+) -> bool {
+    let remembers = place.named_by_store().is_some_and(|named| named.is_this);
+    !vouched && store.identity().is_ok_and(|now| now.is_of(&marker.identity, remembers).is_err())
 }
 
 /// The same to be looked at alone, of a volume that is to have one.
@@ -156,16 +242,20 @@ type Judged = (Option<Box<Marker>>, Result<(), Refused>);
 
 /// Reads a marker, and has the machine plan what follows.
 fn judge_marker(
-    name: &str,
+    (name, store): (&str, &dyn Backing),
     holder: &mut Holder,
     place: Option<&mut (dyn MarkerPlace + 'static)>,
+    vouched: bool,
 ) -> Result<Judged, CacheError> {
     let Some(place) = place else {
         return Ok((None, holder.read(marker::Read::Absent { was: false }, None)));
     };
     let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
     let (read, said) = match found {
-        Found::There(marker) => (marker::Read::There(mark_of(&marker)), Some(marker)),
+        Found::There(marker) => {
+            let moved = is_moved(store, place, &marker, vouched);
+            (marker::Read::There(mark_of(&marker, moved)), Some(marker))
+        }
         Found::Absent { was } => (marker::Read::Absent { was }, None),
         Found::Damaged => (marker::Read::Damaged, None),
     };
@@ -175,13 +265,21 @@ fn judge_marker(
 
 /// The same of a volume that must not be refused. Returns the attachment that the marker is of, and the last mark that it names.
 pub(super) fn read_marker(
-    name: &str,
+    (name, store): (&str, &dyn Backing),
     holder: &mut Holder,
     mut place: Option<&mut (dyn MarkerPlace + 'static)>,
+    vouched: bool,
+    known: &[VolumeRecord],
 ) -> Result<Option<(u32, String)>, CacheError> {
-    let (said, judged) = judge_marker(name, holder, place.as_deref_mut())?;
+    let (said, judged) = judge_marker((name, store), holder, place.as_deref_mut(), vouched)?;
     let said = said.as_deref();
-    judged.map_err(|why| refused(name, why, &described(place.as_deref()), said))?;
+    judged.map_err(|why| refused(name, why, &described(place.as_deref()), said, known))?;
+    let taken = |v: &VolumeRecord| {
+        v.name != name && v.write_back.is_some_and(|w| w.volume == holder.state().volume)
+    };
+    if known.iter().any(taken) {
+        holder.is_another();
+    }
     Ok(said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))))
 }
 
@@ -196,6 +294,7 @@ pub(in crate::block) fn check_through(
     (cache, run): (Uuid, u64),
     wish: &BackWish,
     (drains, shrunk): (bool, bool),
+    known: &[VolumeRecord],
 ) -> Result<Holder, CacheError> {
     let mut place = place_of((name, store), wish)?;
     let comer = Comer {
@@ -214,10 +313,11 @@ pub(in crate::block) fn check_through(
     };
     let dirty = record.is_some_and(|record| record.holds.may_be_dirty());
     let mut holder = Holder::comes(comer, Fault::default());
-    let (said, judged) = judge_marker(name, &mut holder, place.as_deref_mut())?;
+    let (said, judged) =
+        judge_marker((name, store), &mut holder, place.as_deref_mut(), wish.moved)?;
     let said = said.as_deref();
     match judged {
-        Err(Refused::Marker(Why::Elsewhere(_) | Why::Lost))
+        Err(Refused::Marker(Why::Elsewhere(_) | Why::Lost | Why::OtherVolume(_)))
             if !dirty && may_be_read(store, said) =>
         {
             tracing::warn!(
@@ -228,7 +328,7 @@ pub(in crate::block) fn check_through(
         }
         judged => judged
             .map(|()| holder)
-            .map_err(|why| refused(name, why, &described(place.as_deref()), said)),
+            .map_err(|why| refused(name, why, &described(place.as_deref()), said, known)),
     }
 }
 
@@ -261,7 +361,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         let of = (volume.name.as_str(), volume.volume().backing());
         let holder = {
             let how = (!core.is_enabled(), volume.had().is_some());
-            check_through(of, record, was, &wish(volume), how)?
+            check_through(of, record, was, &wish(volume), how, &sb.volumes)?
         };
         void.push((volume, holder));
     }
@@ -401,7 +501,7 @@ impl Core {
         let back = self.back.get().ok_or_else(|| no_log(name))?;
         check_flush(name, volume.volume().backing())?;
         if back.log().closed().is_some() && record.is_some_and(|r| r.holds.may_be_dirty()) {
-            return Err(refused(name, Refused::Drains, "the marker", None));
+            return Err(refused(name, Refused::Drains, "the marker", None, &[]));
         }
         if back.log().closed().is_some() {
             return Err(volume_error(
@@ -465,6 +565,7 @@ impl Core {
             journal_at: wish.journal.clone(),
             config,
             marker,
+            moved: wish.moved,
             mark: None,
             found,
         };
@@ -510,7 +611,7 @@ impl Core {
         };
         if of.gap {
             // What lies behind the gap would be forgotten.
-            return Err(refused(name, Refused::Gap, "the marker", None));
+            return Err(refused(name, Refused::Gap, "the marker", None, &[]));
         }
         // Where epochs end at marks, no other end is made of what was found.
         let wished = self.config.wish_of(name).back;

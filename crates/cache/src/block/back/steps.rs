@@ -25,7 +25,7 @@ use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
 use super::journal::{Coming, JournalAt, Journaling, Of};
-use super::start::{no_journal, open_journal, read_marker, volume_error};
+use super::start::{no_journal, open_journal, random_uuid, read_marker, volume_error};
 use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
 /// Why a step was not done.
@@ -65,6 +65,8 @@ pub(super) struct Begins<'a> {
     pub journal_at: JournalAt,
     pub config: BackConfig,
     pub marker: MarkerAt,
+    /// Its store is the one that it was, as the operator says.
+    pub moved: bool,
     /// The last mark that its store is known to have, and the attachment of which that was said.
     pub mark: Option<(u32, String)>,
     /// What a start has found in the log.
@@ -169,7 +171,10 @@ impl<'a> Way<'a> {
             Step::Read => {
                 if let Which::Comes(begins) = &mut self.which {
                     let place = begins.place.as_deref_mut();
-                    begins.mark = read_marker(&volume.name, holder, place)?;
+                    let known = core.on_log(|log| log.line_space().map(|sb| sb.volumes.clone()))?;
+                    let of = (volume.name.as_str(), volume.volume().backing());
+                    let known = known.unwrap_or_default();
+                    begins.mark = read_marker(of, holder, place, begins.moved, &known)?;
                     // Where it cannot be had nothing is changed.
                     begins.open_journal(volume, holder.state().volume)?;
                 }
@@ -455,6 +460,11 @@ impl<'a> Way<'a> {
             let dirty = matches!(mark, Mark::Dirty(_));
             if dirty {
                 begins.open_journal(self.volume, marker.volume)?;
+                if let Some(journal) = &mut begins.journal.journal {
+                    let store = self.volume.volume().backing();
+                    let apart = journal.is_apart(store, random_uuid()?.0);
+                    apart.map_err(|why| NotDone::Failed(volume_error(&self.volume.name, why)))?;
+                }
             }
             let Begins { place, journal, .. } = begins;
             let mut write = |marker: &Marker| match place {

@@ -59,6 +59,7 @@ impl Core {
                 back: Some(written.config.clone()),
                 marker: written.marker.clone(),
                 journal: written.journal_at.clone(),
+                moved: false,
             };
         }
         drop(saves);

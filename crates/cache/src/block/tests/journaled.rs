@@ -331,6 +331,7 @@ fn view(left: &Left) -> Result<Box<dyn backing::Backing>, CacheError> {
         back: None,
         marker: MarkerAt::Beside,
         journal: JournalAt { at: Some(left.journal.display().to_string()), local: false },
+        moved: false,
     };
     back::view("disk", open_store(left.dir.path(), true), &wish)
 }

@@ -14,6 +14,7 @@ mod rules;
 mod shrunk;
 mod silent;
 mod sparse;
+mod swapped;
 mod thrift;
 mod through;
 
@@ -90,6 +91,7 @@ fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig 
         shards: 8,
         write_log: None,
         yes: false,
+        discard_dirty: false,
     }
 }
 
@@ -154,6 +156,7 @@ fn config_of(dir: &TempDir, shape: Shape) -> CacheConfig {
         back: std::collections::BTreeMap::new(),
         back_by_default: None,
         markers: std::collections::BTreeMap::new(),
+        moved: std::collections::BTreeSet::new(),
         journals: std::collections::BTreeMap::new(),
         awaited: std::collections::BTreeSet::new(),
         write: shape.write,

@@ -144,6 +144,7 @@ impl Library {
             shards: 2,
             write_log: None,
             yes: false,
+            discard_dirty: false,
         };
         let mut key = [0u8; 32];
         Rng::new(seed).fill(&mut key);

@@ -17,7 +17,7 @@ use larder_format::Uuid;
 use larder_format::block::marker::{self as format, MarkerState, Order};
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 
-use super::marker::{self, Cache, Holds, Mark, Marker, Read, Step, Verdict, Why, judge};
+use super::marker::{self, Cache, Holds, Mark, Marker, Read, Step, Verdict, Why, judge, unmarked};
 use super::planted::{Fault, Planted};
 
 /// Clients of a volume that changes over wait at most so long for what is dirty to come to its store; then they go on as before.
@@ -158,8 +158,8 @@ pub struct Held {
     pub frontier: u64,
 }
 
-/// A marker as the machine sees it.
-pub fn mark_of(marker: &format::Marker) -> Marker {
+/// A marker as the machine sees it. `moved`: it was written beside another store than that which is there now.
+pub fn mark_of(marker: &format::Marker, moved: bool) -> Marker {
     let mark = match marker.state {
         MarkerState::Clean => Mark::Clean,
         MarkerState::Dirty => Mark::Dirty(marker.cache),
@@ -167,8 +167,10 @@ pub fn mark_of(marker: &format::Marker) -> Marker {
         MarkerState::Closing => Mark::Closing(marker.cache),
         MarkerState::Closed => Mark::Closed(marker.cache),
     };
-    let format::Marker { generation, number, run, .. } = *marker;
-    Marker { mark, generation, number, run }
+    let format::Marker { generation, number, run, volume, attachment, .. } = *marker;
+    // One that a recovery made where nothing was known names no cache.
+    let of = (marker.cache != Uuid([0; 16])).then_some((volume, attachment));
+    Marker { mark, generation, number, run, of, moved }
 }
 
 /// What a marker says, as it is written.
@@ -206,7 +208,8 @@ pub fn cache_of(
 ) -> Cache {
     let known = record.map_or(0, |record| record.marker).max(logged);
     let record_run = record.filter(|_| !fault.is(Planted::RunRaisedUnseen)).map(|r| r.run);
-    Cache { uuid, run: record_run.unwrap_or(former), holds: holds_of(record), known }
+    let of = record.filter(|r| r.attachment > 0).map(|record| (record.volume, record.attachment));
+    Cache { uuid, run: record_run.unwrap_or(former), holds: holds_of(record), known, of }
 }
 
 impl Holder {
@@ -342,7 +345,7 @@ impl Holder {
         let cache = cache_of((comer.cache, comer.former), record, logged, self.fault);
         let verdict = match comer.marked {
             true => judge(read, &cache, self.fault),
-            false => unmarked(cache.holds),
+            false => unmarked(cache.holds, false),
         };
         let (mut there, absent) = (None, comer.marked && !matches!(read, Read::There(_)));
         if let (Read::There(marker), true) = (read, comer.marked) {
@@ -439,6 +442,22 @@ impl Holder {
             self.steps.retain(|step| !matches!(step, Step::Mark(..)));
         }
         Ok(())
+    }
+
+    /// Another volume of this cache has the name for markers and caches that its marker gives it: its store was one of that volume, or is a copy. If
+    /// it comes with nothing that was logged before it gets a name of its own, which its marker has before the cache.
+    pub fn is_another(&mut self) {
+        if !self.anew {
+            return;
+        }
+        self.entry.volume = self.comer.fresh;
+        if self.comer.marked && !matches!(self.steps.front(), Some(Step::Mark(Mark::Clean, _))) {
+            let g = self.steps.iter().find_map(|step| match step {
+                Step::Holds(Holds::Open(g)) => Some(g.saturating_sub(1)),
+                _ => None,
+            });
+            self.steps.push_front(Step::Mark(Mark::Clean, g.unwrap_or(0)));
+        }
     }
 
     /// What this cache holds counts: whether it can be gone on from.
@@ -615,17 +634,6 @@ impl Holder {
     }
 }
 
-/// Without a marker this cache alone knows.
-fn unmarked(holds: Holds) -> Verdict {
-    match holds {
-        Holds::Open(_) => Verdict::GoOn,
-        Holds::Clean(g) => Verdict::Attach { generation: g + 1, lines: true },
-        Holds::Nothing => Verdict::Attach { generation: 1, lines: true },
-        Holds::Carried(g) => Verdict::TakeUp { generation: g + 1 },
-        Holds::TakingUp(g) => Verdict::TakeUp { generation: g },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -663,7 +671,8 @@ mod tests {
 
     fn read(comer: Comer, mark: Mark, generation: u64) -> (Holder, Result<(), Refused>) {
         let mut holder = Holder::comes(comer, Fault::default());
-        let read = Read::There(Marker { mark, generation, number: 8, run: 9 });
+        let of = Some((Uuid([2; 16]), 3));
+        let read = Read::There(Marker { mark, generation, number: 8, run: 9, of, moved: false });
         let judged = holder.read(read, None);
         (holder, judged)
     }

@@ -3,7 +3,7 @@
 //! The marker says which cache may hold data that the store lacks, and under which generation G of the volume. G rises with every attach
 //! and take-up, so that dirty data of an older one, or of a copy, is void [gencheck, fence, recarry]. Its number rises at each write: a
 //! marker with a lower number than the cache knows, or of a later run than the cache's last that had the volume, was set back, or the cache was
-//! [setback, runkept].
+//! [setback, runkept]. It is of one volume, beside one store: a cache whose dirty data is of another is refused [samevolume, samestore].
 //!
 //! Each operation is a list of steps, each durable before the next; a crash behind any of them leaves a state that [`judge`] goes on from. Which
 //! step comes next, and what a step that fails leaves to be done, says [`Holder`](super::holder::Holder).
@@ -53,6 +53,10 @@ pub struct Marker {
     pub number: u64,
     /// The run of the cache that wrote it last.
     pub run: u64,
+    /// The volume that it is of, and its attachment on the cache. `None`: a recovery made it where nothing was known of the volume any more.
+    pub of: Option<(Uuid, u32)>,
+    /// It was written beside another store than that which is there now.
+    pub moved: bool,
 }
 
 /// What reading a marker came to.
@@ -87,6 +91,13 @@ pub enum Holds {
     Carried(u64),
 }
 
+impl Holds {
+    /// Whether the log may hold data that the store lacks.
+    pub fn may_be_dirty(self) -> bool {
+        matches!(self, Holds::Open(_) | Holds::TakingUp(_) | Holds::Carried(_))
+    }
+}
+
 /// This cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
@@ -98,6 +109,8 @@ pub struct Cache {
     pub holds: Holds,
     /// The number of the volume's marker that it last knew durable.
     pub known: u64,
+    /// The volume that it knows by this name, and its attachment.
+    pub of: Option<(Uuid, u32)>,
 }
 
 /// What a start does with a volume.
@@ -153,11 +166,60 @@ pub enum Why {
     MarkerLost,
     /// The marker was set back, or the cache was.
     SetBack,
+    /// The marker is of another volume than that whose dirty data this cache has by this name: stores were swapped, or names.
+    OtherVolume(Uuid),
+    /// The store is another than that of which this cache has dirty data.
+    OtherStore,
 }
 
 /// What a start with write-back does with a volume. The marker alone decides; nothing has been changed before.
+///
+/// Data is neither brought to a store that is not known to be its volume's [samevolume, samestore], nor given up because such a store says so.
 pub fn judge(read: Read, cache: &Cache, fault: Fault) -> Verdict {
-    let dirty = matches!(cache.holds, Holds::Open(_) | Holds::TakingUp(_) | Holds::Carried(_));
+    let verdict = judge_of_one(read, cache, fault);
+    let Read::There(marker) = read else { return verdict };
+    let dirty = cache.holds.may_be_dirty();
+    let own = matches!(marker.mark, Mark::Dirty(u) | Mark::Carried(u) | Mark::Closing(u) | Mark::Closed(u) if u == cache.uuid);
+    let other = match (marker.of, cache.of) {
+        (Some((there, _)), Some((here, _))) if there != here => Some(there),
+        _ => None,
+    };
+    if let (Some(other), true) = (other, (dirty || own) && !fault.is(Planted::OtherVolumeServed)) {
+        return match verdict {
+            // What matters is what another cache has of it.
+            Verdict::Refuse(Why::Elsewhere(_)) => verdict,
+            _ => Verdict::Refuse(Why::OtherVolume(other)),
+        };
+    }
+    let reattached = marker.of.zip(cache.of).is_some_and(|(there, here)| own && there.1 != here.1);
+    match verdict {
+        Verdict::Refuse(_) | Verdict::Wait => verdict,
+        _ if reattached => Verdict::Refuse(Why::SetBack),
+        _ if marker.moved && (dirty || own) && !fault.is(Planted::OtherStoreServed) => {
+            Verdict::Refuse(Why::OtherStore)
+        }
+        Verdict::Attach { generation, lines } => {
+            Verdict::Attach { generation, lines: lines && other.is_none() }
+        }
+        _ => verdict,
+    }
+}
+
+/// Without a marker this cache alone knows. `moved`: the store is another than that which it had.
+pub fn unmarked(holds: Holds, moved: bool) -> Verdict {
+    match holds {
+        _ if moved && holds.may_be_dirty() => Verdict::Refuse(Why::OtherStore),
+        Holds::Open(_) => Verdict::GoOn,
+        Holds::Clean(g) => Verdict::Attach { generation: g + 1, lines: true },
+        Holds::Nothing => Verdict::Attach { generation: 1, lines: true },
+        Holds::Carried(g) => Verdict::TakeUp { generation: g + 1 },
+        Holds::TakingUp(g) => Verdict::TakeUp { generation: g },
+    }
+}
+
+/// The same, whichever volume and store the marker is of.
+fn judge_of_one(read: Read, cache: &Cache, fault: Fault) -> Verdict {
+    let dirty = cache.holds.may_be_dirty();
     let marker = match read {
         Read::There(marker) => marker,
         Read::Unreachable => return Verdict::Wait,
@@ -243,6 +305,10 @@ pub fn look_again(read: Read, own: &Marker, tried: Option<&Marker>) -> Again {
         Mark::Dirty(u) | Mark::Carried(u) | Mark::Closing(u) | Mark::Closed(u) => Some(u),
     };
     let is_later = (there.generation, there.run) > (own.generation, own.run);
+    let volume = |marker: &Marker| marker.of.map(|(volume, _)| volume);
+    if volume(&there).zip(volume(own)).is_some_and(|(there, own)| there != own) {
+        return Again::Others;
+    }
     match of(there.mark) {
         // One that could not be written may be there.
         Some(u) if Some(u) == of(own.mark) && !is_later => {
@@ -415,7 +481,9 @@ mod tests {
     #[test]
     fn a_holder_knows_its_marker_a_lost_one_and_another_holders() {
         let (me, other) = (Uuid([1; 16]), Uuid([2; 16]));
-        let own = Marker { mark: Mark::Dirty(me), generation: 5, number: 9, run: 3 };
+        let of = Some((Uuid([9; 16]), 1));
+        let own =
+            Marker { mark: Mark::Dirty(me), generation: 5, number: 9, run: 3, of, moved: false };
         let again = |there: Marker| look_again(Read::There(there), &own, None);
         assert_eq!(again(own), Again::Own);
         // A write that failed may be there all the same.
@@ -438,7 +506,7 @@ mod tests {
         for others in [
             Marker { run: 4, ..own },
             Marker { mark: Mark::Dirty(other), ..own },
-            Marker { mark: Mark::Dirty(other), generation: 2, number: 1, run: 1 },
+            Marker { mark: Mark::Dirty(other), generation: 2, number: 1, run: 1, ..own },
             Marker { mark: Mark::Clean, generation: 6, ..own },
             Marker { mark: Mark::Clean, ..own },
         ] {

@@ -102,6 +102,10 @@ faults! {
     SetBackBelieved,
     /// `runkept`: a start that does not see the marker raises the run by which it is judged later.
     RunRaisedUnseen,
+    /// `samevolume`: a marker of another volume of this cache is believed.
+    OtherVolumeServed,
+    /// `samestore`: a marker that lies beside another store than its own is believed.
+    OtherStoreServed,
     /// A footer is written before what it speaks of is durable.
     FooterBeforePayload,
     /// A segment is used again while its footer is written.

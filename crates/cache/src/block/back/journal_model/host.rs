@@ -34,7 +34,7 @@ fn place(journal: &Disk, for_use: Use) -> Result<Box<dyn JournalPlace>, JournalE
 
 fn read_of(found: &Found) -> marker::Read {
     match found {
-        Found::There(marker) => marker::Read::There(mark_of(marker)),
+        Found::There(marker) => marker::Read::There(mark_of(marker, false)),
         Found::Absent { was } => marker::Read::Absent { was: *was },
         Found::Damaged => marker::Read::Damaged,
     }
@@ -252,6 +252,8 @@ impl World {
             generation: entry.generation,
             number: run.durable_number,
             run: self.run,
+            of: Some((self.volume, entry.attachment)),
+            moved: false,
         };
         let frontier = run.records.frontier();
         let Ok(found) = place.read() else { return };
