@@ -2,17 +2,10 @@
 //!
 //! The bound is 40 bytes a dirty extent of 4 KiB: records, overlay, checksums, times, dependencies, and what containers have to spare.
 //! `cargo test -p larder-engine --release --test writeback_memory -- --nocapture` prints the figures, and how long a write and a lookup take.
-#![allow(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    clippy::unwrap_used,
-    unsafe_code,
-    reason = "a test counts what is allocated, and takes the time"
-)]
+#![allow(clippy::unwrap_used, unsafe_code, reason = "a test counts what is allocated")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::Cell;
 
 use larder_base::{Nanos, Rng};
 use larder_engine::block::OpId;
@@ -24,10 +17,21 @@ use larder_engine::block::writeback::volume_log::{Grain, Kind, Order};
 use larder_format::Uuid;
 use larder_format::block::write_log::{SegmentGeometry, segment::SEGMENT_BYTES};
 
-/// Bytes of the heap that are in use, each allocation with what an allocator adds.
 struct Counting;
 
-static USED: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Bytes of the heap that this thread has in use, each allocation with what an allocator adds.
+    static USED: Cell<isize> = const { Cell::new(0) };
+}
+
+fn used() -> isize {
+    USED.with(Cell::get)
+}
+
+fn count(bytes: isize) {
+    // A thread that ends counts no more.
+    let _ = USED.try_with(|used| used.set(used.get() + bytes));
+}
 
 /// What glibc takes for so many bytes: 8 more, in whole 16.
 fn taken(layout: Layout) -> usize {
@@ -37,13 +41,13 @@ fn taken(layout: Layout) -> usize {
 // SAFETY: the system's allocator, and a count beside it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        USED.fetch_add(taken(layout), Ordering::Relaxed);
+        count(taken(layout) as isize);
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        USED.fetch_sub(taken(layout), Ordering::Relaxed);
+        count(-(taken(layout) as isize));
         // SAFETY: as the caller promises.
         unsafe { System.dealloc(at, layout) }
     }
@@ -51,9 +55,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static HEAP: Counting = Counting;
-
-/// One test at a time counts.
-static ALONE: Mutex<()> = Mutex::new(());
 
 const BLOCK: u64 = 4096;
 /// Dirty extents: a million where the compiler has made the test fast.
@@ -75,14 +76,14 @@ struct World {
     now: Nanos,
     rng: Rng,
     /// Bytes of the heap before there was a log.
-    before: usize,
+    before: isize,
     /// Writes, and nanoseconds of this thread before them.
     writes: (u64, u64),
 }
 
 impl World {
     fn new(order: Order) -> World {
-        let before = USED.load(Ordering::Relaxed);
+        let before = used();
         let geometry = SegmentGeometry::new(SEGMENT_BYTES, 512).unwrap();
         let config = Config {
             cache: Uuid([7; 16]),
@@ -202,7 +203,7 @@ impl World {
 
     /// Bytes of the heap a dirty extent of this length.
     fn bytes(&self, extent: u64) -> f64 {
-        let used = USED.load(Ordering::Relaxed) - self.before;
+        let used = used() - self.before;
         used as f64 / (self.dirty() / extent) as f64
     }
 
@@ -242,7 +243,6 @@ fn anywhere(rng: &mut Rng) -> u64 {
 
 #[test]
 fn a_dirty_extent_of_4_kib_takes_40_bytes_of_memory_at_most() {
-    let _alone = ALONE.lock();
     let mut world = World::new(Order::Any);
     while world.last() < EXTENTS {
         world.write(32, BLOCK, &mut anywhere);
@@ -264,14 +264,13 @@ fn a_dirty_extent_of_4_kib_takes_40_bytes_of_memory_at_most() {
     }
     world.destage(world.last());
     assert_eq!(world.dirty(), 0);
-    let left = USED.load(Ordering::Relaxed) - world.before;
+    let left = used() - world.before;
     println!("all destaged: {left} bytes");
     assert!(left < 512 << 10);
 }
 
 #[test]
 fn so_it_does_where_each_write_has_a_time_and_a_dependency_of_its_own_and_is_read() {
-    let _alone = ALONE.lock();
     for grain in [Grain::Completion, Grain::Flush] {
         let mut world = World::new(Order::Ordered(grain));
         // (A segment that is open holds its headers: 14 bytes for each of 65,536 extents, 4 for each of these.)
@@ -295,7 +294,6 @@ fn so_it_does_where_each_write_has_a_time_and_a_dependency_of_its_own_and_is_rea
 
 #[test]
 fn overwrites_take_memory_for_their_records_alone() {
-    let _alone = ALONE.lock();
     let mut world = World::new(Order::Any);
     let blocks = EXTENTS / 4;
     while world.last() < EXTENTS {
@@ -303,14 +301,13 @@ fn overwrites_take_memory_for_their_records_alone() {
     }
     world.say("overwrites, four records an extent", BLOCK);
     world.lookups(1 << 16, blocks);
-    let used = (USED.load(Ordering::Relaxed) - world.before) as f64;
+    let used = (used() - world.before) as f64;
     println!("{:.1} bytes a record", used / EXTENTS as f64);
     assert!(used / EXTENTS as f64 <= MOST);
 }
 
 #[test]
 fn long_writes_take_little_more_than_their_checksums() {
-    let _alone = ALONE.lock();
     for (len, most) in [(2 * BLOCK, MOST), (256 << 10, 400.0)] {
         assert!(len <= MOST_RECORD);
         let mut world = World::new(Order::Any);
