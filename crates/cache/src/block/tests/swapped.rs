@@ -48,7 +48,7 @@ fn open_store(path: PathBuf) -> Box<dyn Backing> {
 }
 
 fn why(builder: Builder) -> String {
-    builder.open().expect_err("it is refused").to_string()
+    builder.open().unwrap_err().to_string()
 }
 
 /// Leaves `a` dirty with 1, and `b` with 2, if that is wanted.
@@ -170,7 +170,7 @@ fn what_was_put_aside_is_not_taken_up_over_another_store() {
         let attach =
             |name: &str, of: &str| cache.attach_as(name, open_store(dir.path().join(of)), &wish);
         for _ in 0..2 {
-            let said = attach("a", "b.img").expect_err("it is refused").to_string();
+            let said = attach("a", "b.img").unwrap_err().to_string();
             let word = if marker == MarkerAt::Beside { "of volume 'b'" } else { "not the one" };
             assert!(said.contains(word), "{said}");
         }
