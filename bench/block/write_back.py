@@ -80,8 +80,9 @@ class WriteBack:
         words = {"larder": self.options.larder, "cache": self.path("wb-cache"), "size": 2 * LOG_MIB, "log": LOG_MIB,
                  "uri": f"nbd+unix:///?socket={self.path('store')}", "socket": self.path("wb"), "state": self.path("wb-state")}
         run = {"check": True, "stdin": subprocess.DEVNULL, "stdout": self.bench.log, "stderr": self.bench.log}
-        # Its marker says that the killed one holds something.
-        Path(self.path("wb-marker")).unlink(missing_ok=True)
+        # Cache and marker say that the killed one holds something.
+        for name in ("wb-marker", "wb-cache"):
+            Path(self.path(name)).unlink(missing_ok=True)
         subprocess.run(["rm", "-rf", words["state"]], **run)
         serve = SERVE
         if peer == "raw file":

@@ -454,7 +454,10 @@ impl NbdSession {
         if matches!(op, Op::Flush) {
             if let Some(at) = self.covers.iter().position(|c| c.0 == token) {
                 let (_, covers) = self.covers.swap_remove(at);
-                self.flushed(covers, outcome.is_ok());
+                // One that the server was not asked for makes nothing durable.
+                if self.store.flush != Flushing::Missing {
+                    self.flushed(covers, outcome.is_ok());
+                }
             }
         } else if op.changes()
             && !op.is_durable()

@@ -183,7 +183,7 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     if back.unreadable_unlisted {
         alarms.push(format!(
             "volume '{name}': no more stretches that cannot be read can be listed, and what is to come to its store next would leave more: nothing is destaged \
-             before some of them are written again as a whole or trimmed, or given up (larder block discard --served {name} --unreadable)"
+             before some of them are written again as a whole or trimmed, or given up (larder block discard --served {name} --unreadable --yes)"
         ));
     } else if back.unreadable_bytes > 0 {
         let then = match (back.unreadable_stops, back.closed.is_some()) {
@@ -193,7 +193,7 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
         };
         alarms.push(format!(
             "volume '{name}': {} of what was written cannot be read from the write log: reads of it fail until it is written again or trimmed, or given up (larder block discard \
-             --served {name} --unreadable){then}",
+             --served {name} --unreadable --yes){then}",
             ByteSize(back.unreadable_bytes)
         ));
     }

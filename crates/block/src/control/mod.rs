@@ -147,7 +147,8 @@ fn store_status(volume: &Volume, changed: Option<(Duration, &'static str)>) -> S
         status.last_failure = Some(last.what);
         status.last_failure_seconds = Some(ago.as_secs());
     }
-    if let Some((_, why)) = changed.filter(|(ago, _)| *ago < CHANGED) {
+    let changed = changed.filter(|(ago, _)| *ago < CHANGED && status.state == "ok");
+    if let Some((_, why)) = changed {
         status.state = "changed".into();
         status.trouble = Some(format!(
             "was not as this cache had left it when it came ({why}): what was cached of it was dropped; see what else writes to it"

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::{Duration, Instant};
 
 use larder_engine::block::Fault;
 use larder_engine::block::node::attachment::Attachment;
@@ -38,9 +37,6 @@ pub enum Detaching {
 
 /// A volume that comes is planned for so often at most, where others come, grow and go meanwhile.
 const PLANS: usize = 16;
-
-/// What a store was asked ends within this, or is waited for no more by a volume that is put aside with what is dirty.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// What a detach hears of its volume.
 type GoOn<'a> = &'a mut dyn FnMut(Detaching) -> bool;
@@ -255,10 +251,9 @@ impl Core {
             if keep_dirty && !self.reaches_marker(name, go_on)? {
                 return Ok(None);
             }
-            let begun = Instant::now();
             let mut hears = |left| {
                 if keep_dirty {
-                    self.leave_store(&volume, begun);
+                    self.leave_store(&volume);
                 }
                 go_on(Detaching::Dirty(left))
             };
@@ -276,17 +271,16 @@ impl Core {
                 false => self.write_back_no_more((&attached, &alone), &mut hears),
             };
             if !matches!(done, Ok(None | Some(true))) {
-                volume.backing().abandon(false);
+                self.returns_to_store(&volume);
                 volume.reopen();
                 return done.map(|_| None);
             }
         }
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let begun = Instant::now();
         let keeps = carried.is_some();
         let mut hears = |waits| {
-            let left = keeps && self.leave_store(&volume, begun);
+            let left = keeps && self.leave_store(&volume);
             if left && matches!(waits, Waits::Bits(_)) {
                 return false;
             }
@@ -299,7 +293,7 @@ impl Core {
         let mut io = At { core: self, of: attached.clone(), go_on: &mut hears };
         let gone = self.carry_over(&mut operation, &mut io, Operation::detach_step);
         if !matches!(gone, Ok(Ok(()))) {
-            volume.backing().abandon(false);
+            self.returns_to_store(&volume);
             // It stays: what is dirty is taken up again before anybody sees it.
             if let Some(wish) = carried {
                 self.begin_back(&volume, &wish)?;
@@ -309,16 +303,21 @@ impl Core {
         Ok(gone?.ok().and_then(|()| operation.way().map(Attachment::is_durable)))
     }
 
-    /// Of a volume that is put aside with what is dirty, which began then: its store is asked for nothing more, and what it was asked is
-    /// waited for no longer, if it is not reached or too slow. Returns whether that is so.
-    fn leave_store(&self, volume: &Volume, begun: Instant) -> bool {
-        let is_lost = || volume.backing().trouble().is_some_and(|trouble| trouble.state == "lost");
-        let leaves = begun.elapsed() >= GRACE || is_lost();
+    /// Of a volume that is put aside with what is dirty: its store is asked for nothing more, and what it was asked is waited for no longer, if
+    /// it is not reached. (One that is only slow may do later what it was asked: that is waited for.) Returns whether that is so.
+    fn leave_store(&self, volume: &Volume) -> bool {
+        let leaves = volume.backing().trouble().is_some_and(|trouble| trouble.state == "lost");
         if leaves {
             volume.backing().abandon(true);
             self.mailboxes.iter().for_each(Mailbox::wake);
         }
         leaves
+    }
+
+    /// It stays with its store after all: that is looked for again.
+    fn returns_to_store(&self, volume: &Volume) {
+        volume.backing().abandon(false);
+        self.mailboxes.iter().for_each(Mailbox::wake);
     }
 
     /// Waits until the marker of a volume was looked at: it may lie on a store that is away, and nothing has changed yet. (What is wrong with it

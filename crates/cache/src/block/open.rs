@@ -305,7 +305,20 @@ impl CacheError {
 fn none_dirty(path: &Path) -> Result<(), CacheError> {
     // (What cannot be opened, or is no cache, is told by what comes next.)
     let Ok(device) = FlashDevice::open(&DeviceOptions::new(path)) else { return Ok(()) };
-    let Ok(sb) = read_superblock(&device) else { return Ok(()) };
+    let sb = match read_superblock(&device) {
+        Ok(sb) => sb,
+        Err(CacheError::Superblock {
+            source:
+                why @ (BlockSuperblockError::FormerWriteLog
+                | BlockSuperblockError::Dirty
+                | BlockSuperblockError::Feature { .. }),
+            ..
+        }) => {
+            let volumes = format!("none can be seen: {why}");
+            return Err(CacheError::Dirty { path: path.display().to_string(), volumes });
+        }
+        Err(_) => return Ok(()),
+    };
     let Some(report) = offline::look(&device, &sb, &mut |_, _| true) else { return Ok(()) };
     if report.volumes.is_empty() {
         return Ok(());

@@ -70,6 +70,12 @@ pub(crate) struct DiscardArgs {
     /// Go on where the journal is lost or damaged, and take the store as it is
     #[arg(long)]
     accept_torn: bool,
+    /// What the store has answered is durable, though it cannot be flushed (an NBD server without FLUSH)
+    #[arg(long)]
+    store_durable: bool,
+    /// The store is the one that it was, though it lies elsewhere now
+    #[arg(long, requires = "beyond_end")]
+    store_moved: bool,
     /// Do it; without this it is only said what would be lost
     #[arg(long)]
     yes: bool,
@@ -96,7 +102,8 @@ pub(crate) fn run(args: &DiscardArgs) -> Result<(), CliError> {
     let store = match &args.store {
         Some(store) => {
             let uri: Uri = store.parse().map_err(|e| usage(&e))?;
-            let opened = backing::open_with(&uri, &OpenOptions::default());
+            let options = OpenOptions { durable: args.store_durable, ..OpenOptions::default() };
+            let opened = backing::open_with(&uri, &options);
             Some(
                 opened
                     .map_err(|e| CliError::Runtime(format!("{e}; --no-store does without it")))?,
@@ -116,6 +123,7 @@ pub(crate) fn run(args: &DiscardArgs) -> Result<(), CliError> {
         },
         journal: args.journal.clone(),
         accept_torn: args.accept_torn,
+        moved: args.store_moved,
         yes: args.yes,
     };
     let told = discard(&wish, store.as_deref()).map_err(|error| match error {

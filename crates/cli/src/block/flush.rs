@@ -138,7 +138,7 @@ pub(crate) struct WriteArgs {
     mode: String,
     #[command(flatten)]
     how: HowArgs,
-    /// Wait no longer than this for its store; then it writes as before, and this ends with 1. None: without end
+    /// With `through`, wait no longer than this for its store; then it writes back as before, and this ends with 1. None: without end
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
     #[command(flatten)]
@@ -147,6 +147,11 @@ pub(crate) struct WriteArgs {
 
 pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
     let through = args.mode == "through";
+    if !through && args.timeout.is_some() {
+        return Err(CliError::Usage(
+            "--timeout is for what comes to the store before a volume writes through: leave it out, or say 'through'".to_owned(),
+        ));
+    }
     if through && args.how.is_stated() {
         return Err(CliError::Usage(
             "--dirty-max, --dirty-age-max, --marker, --no-marker, --store-moved, --journal and --journal-local are for a volume that is to write back: leave them \

@@ -186,7 +186,9 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let vouched = args.writes.durable_stores();
     let open_store = move |name: &str, uri: &Uri, how: HowOpened| {
         let mut options = stores.options(all_read_only || how.read_only, &dir);
-        options.durable = how.durable || vouched.contains(name);
+        // (What is attached under that name later may be a file: nobody vouches for those.)
+        let vouched = vouched.contains(name) && !matches!(uri, Uri::File { .. });
+        options.durable = how.durable || vouched;
         ours.open_other(uri, || backing::open_with(uri, &options))
     };
     let mut absent: Vec<Absent> = Vec::new();

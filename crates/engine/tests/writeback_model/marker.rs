@@ -122,7 +122,7 @@ impl State {
 
     fn held(&self) -> Held {
         let (entry, number) = (self.entry(), self.number);
-        Held { cache: MINE, entry, number, marked: true, frontier: 0 }
+        Held { cache: MINE, entry, number, durable: number, marked: true, frontier: 0 }
     }
 
     fn step(&mut self, step: Step) {

@@ -312,7 +312,7 @@ impl Way {
         };
         let holder = match change {
             Change::Through => {
-                let held = Held { cache, entry, number: 0, marked: false, frontier: 0 };
+                let held = Held { cache, entry, number: 0, durable: 0, marked: false, frontier: 0 };
                 Holder::goes_through(held, Fault::default())
             }
             Change::Back => {

@@ -41,6 +41,8 @@ pub struct DiscardWish {
     pub journal: Option<String>,
     /// Its journal is lost, or torn, and the store is taken as it is.
     pub accept_torn: bool,
+    /// Its store is the one that it was, though it lies elsewhere now.
+    pub moved: bool,
     /// It is to be done; else it is only told.
     pub yes: bool,
 }
@@ -279,7 +281,7 @@ fn read_marker(
     let found = place.read().map_err(fail)?;
     let (read, marker) = match found {
         Found::There(marker) => {
-            let moved = is_moved(store, &*place, &marker, false);
+            let moved = is_moved(store, &*place, &marker, wish.moved);
             (marker::Read::There(mark_of(&marker, moved)), Some(*marker))
         }
         Found::Absent { was } => (marker::Read::Absent { was }, None),

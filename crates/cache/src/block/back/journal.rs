@@ -163,11 +163,11 @@ impl Journal {
     /// [`JournalError`]: also if it is another volume's, or something else is there.
     pub fn open(
         site: &Site,
-        volume: Uuid,
+        names: &[Uuid],
         for_use: Use,
         timeout: Timeouts,
     ) -> Result<Journal, JournalError> {
-        Journal::over(site.open(for_use, timeout)?, volume, Fault::default())
+        Journal::over(site.open(for_use, timeout)?, names, Fault::default())
     }
 
     /// The same at a place that is open. What is there is durable first [jflush].
@@ -176,7 +176,7 @@ impl Journal {
     /// As [`Journal::open`].
     pub fn over(
         mut place: Box<dyn JournalPlace>,
-        volume: Uuid,
+        names: &[Uuid],
         fault: Fault,
     ) -> Result<Journal, JournalError> {
         let head = match fault.is(Planted::JournalReadUnflushed) {
@@ -185,7 +185,7 @@ impl Journal {
         };
         let head = match head {
             Head::None => None,
-            Head::Of(head) if head.volume == volume => Some(head),
+            Head::Of(head) if names.contains(&head.volume) => Some(head),
             Head::Of(head) => {
                 return Err(JournalError::Foreign {
                     place: place.describe(),
@@ -211,7 +211,7 @@ impl Journal {
     ) -> Result<Journal, JournalError> {
         match place.head()? {
             Head::Damaged => Ok(Journal { place, head: None, fault }),
-            _ => Journal::over(place, head.volume, fault),
+            _ => Journal::over(place, &[head.volume], fault),
         }
     }
 

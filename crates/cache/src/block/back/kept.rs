@@ -170,7 +170,13 @@ impl Core {
             run: written.durable_run.load(Ordering::Relaxed),
         };
         let tried = *locked(&written.tried);
-        let Seen { again, what } = seen(&mut **locked(place), &own, tried.as_ref());
+        let mut it = seen(&mut **locked(place), &own, tried.as_ref());
+        if it.again == Again::Others && written.state.run > own.run {
+            // One of this run that is not known to be written may be there.
+            let own = marker::Marker { run: written.state.run, ..own };
+            it = seen(&mut **locked(place), &own, tried.as_ref());
+        }
+        let Seen { again, what } = it;
         written.silent.store(again == Again::Unknown, Ordering::Relaxed);
         let halted = again == Again::Others;
         if again != Again::Unknown && back.log().is_halted(attachment) != halted {
@@ -215,7 +221,12 @@ impl Core {
         let what = match place.read()? {
             Found::Absent { .. } => "was removed",
             Found::Damaged => "was damaged",
-            Found::There(there) if Some(mark_of(&there, false)) == tried => {
+            Found::There(there)
+                if tried.is_some_and(|tried| {
+                    let own = written.durable.load(Ordering::Relaxed);
+                    marker::was_tried(&mark_of(&there, false), &tried, own)
+                }) =>
+            {
                 return place.write(marker);
             }
             Found::There(_) => "was put back to an older copy",

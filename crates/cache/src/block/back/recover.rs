@@ -166,7 +166,7 @@ pub fn recover(store: &dyn Backing, wish: &RecoverWish) -> Result<Recovery, Reco
     let mut place = marker_place(store, &options)?;
     let mut open = |volume| {
         let site = Site::of(store, wish.journal.as_deref())?;
-        Journal::open(&site, volume, Use::Apply, Timeouts::default())
+        Journal::open(&site, &[volume], Use::Apply, Timeouts::default())
     };
     recover_at(store, &mut *place, &mut open, wish, Fault::default())
 }
@@ -313,6 +313,9 @@ pub(super) fn recover_at(
     Ok(told)
 }
 
+/// So often a journal is read again that seems torn.
+const TRIES: u32 = 2;
+
 /// Why a journal was not replayed.
 enum NotReplayed {
     /// Nobody knows where it is.
@@ -333,7 +336,13 @@ fn replay(
     let torn = |e: JournalError| NotReplayed::Torn(e.to_string());
     let mut journal = open(of.volume)
         .map_err(|e| if e.is_usage() { NotReplayed::NoPlace(e) } else { torn(e) })?;
-    let read = journal.read(of).map_err(torn)?;
+    let mut read = journal.read(of).map_err(torn)?;
+    // What is not read once may be read the next time: what counts as torn is given up.
+    for _ in 0..TRIES {
+        if read.torn.is_some() {
+            read = journal.read(of).map_err(torn)?;
+        }
+    }
     let why = read.torn.map(|why| format!("{}: {why}", journal.describe()));
     if let Some(why) = why.clone().filter(|_| !accept_torn) {
         return Err(NotReplayed::Torn(why));

@@ -724,8 +724,8 @@ fn journal_site(core: &Core, volume: &Attached, wish: &BackWish) -> Result<Site,
 pub(super) fn open_journal(
     volume: &Attached,
     site: &Site,
-    uuid: Uuid,
+    names: &[Uuid],
 ) -> Result<Journal, CacheError> {
-    let opened = Journal::open(site, uuid, Use::Make, Timeouts::default());
+    let opened = Journal::open(site, names, Use::Make, Timeouts::default());
     opened.map_err(|e| no_journal(&volume.name, e.into()))
 }

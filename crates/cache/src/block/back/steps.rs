@@ -82,9 +82,9 @@ impl Begins<'_> {
     }
 
     /// Its journal is open, if it has one.
-    fn open_journal(&mut self, volume: &Attached, uuid: Uuid) -> Result<(), CacheError> {
+    fn open_journal(&mut self, volume: &Attached, names: &[Uuid]) -> Result<(), CacheError> {
         if let (Some(site), None) = (&self.site, &self.journal.journal) {
-            self.journal.journal = Some(open_journal(volume, site, uuid)?);
+            self.journal.journal = Some(open_journal(volume, site, names)?);
         }
         Ok(())
     }
@@ -176,7 +176,9 @@ impl<'a> Way<'a> {
                     let known = known.unwrap_or_default();
                     begins.mark = read_marker(of, holder, place, begins.moved, &known)?;
                     // Where it cannot be had nothing is changed.
-                    begins.open_journal(volume, holder.state().volume)?;
+                    let names: Vec<_> =
+                        [holder.state().volume].into_iter().chain(holder.former()).collect();
+                    begins.open_journal(volume, &names)?;
                 }
                 return Ok(());
             }
@@ -379,7 +381,7 @@ impl<'a> Way<'a> {
     fn replay(&mut self, holder: &Holder, generation: u64) -> Result<Option<Applied>, NotDone> {
         let (state, positions) = (holder.state(), (holder.frontier(), holder.recovered().0));
         let Which::Comes(begins) = &mut self.which else { return Ok(None) };
-        begins.open_journal(self.volume, state.volume)?;
+        begins.open_journal(self.volume, &[state.volume])?;
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
         let replayed = begins.journal.replay(of, self.volume.volume().backing(), positions);
         let (applied, mark) =
@@ -459,7 +461,7 @@ impl<'a> Way<'a> {
         } else if let Which::Comes(begins) = &mut self.which {
             let dirty = matches!(mark, Mark::Dirty(_));
             if dirty {
-                begins.open_journal(self.volume, marker.volume)?;
+                begins.open_journal(self.volume, &[marker.volume])?;
                 if let Some(journal) = &mut begins.journal.journal {
                     let store = self.volume.volume().backing();
                     let apart = journal.is_apart(store, random_uuid()?.0);
@@ -498,7 +500,7 @@ impl<'a> Way<'a> {
             // No marker was written, and its journal is to be its own all the same.
             let (number, frontier) = (holder.number(), holder.frontier());
             let marker = core.marker(self.volume, &state, number, MarkerState::Dirty, frontier);
-            begins.open_journal(self.volume, marker.volume)?;
+            begins.open_journal(self.volume, &[marker.volume])?;
             let claimed = begins.journal.claim(&marker);
             claimed.map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?;
         }
@@ -644,6 +646,7 @@ impl Written {
             cache: back.cache.0,
             entry: WrittenBack { cut: *locked(&self.cut), ..self.state },
             number: *locked(&self.number),
+            durable: self.durable.load(Ordering::Relaxed),
             marked: self.place.is_some(),
             frontier: frontier.map_or(0, |status| status.positions[0]),
         }

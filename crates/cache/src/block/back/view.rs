@@ -51,7 +51,7 @@ pub fn view(
         CacheError::Volume { name: name.to_owned(), reason }
     };
     let site = Site::of(&*store, wish.journal.at.as_deref()).map_err(|e| fail(e.to_string()))?;
-    let opened = Journal::open(&site, marker.volume, Use::Look, Timeouts::default());
+    let opened = Journal::open(&site, &[marker.volume], Use::Look, Timeouts::default());
     let mut journal = opened.map_err(|e| fail(e.to_string()))?;
     let of = Of { volume: marker.volume, cache: marker.cache, generation: marker.generation };
     let read = journal.read(of).map_err(|e| fail(e.to_string()))?;

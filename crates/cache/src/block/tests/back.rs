@@ -252,7 +252,7 @@ fn a_journaled_store_is_a_cut_whenever_its_cache_is_lost() {
         let for_use = larder_volume::journal::Use::Apply;
         let journal = crate::block::back::journal::Journal::open(
             &site,
-            marker.volume,
+            &[marker.volume],
             for_use,
             larder_volume::Timeouts::default(),
         );

@@ -338,7 +338,7 @@ fn a_journal_that_is_the_store_by_another_name_is_refused_and_nothing_of_the_sto
     let at = dir.path().join("journal").display().to_string();
     let site = Site::of(&*own, Some(&at)).unwrap();
     let uuid = larder_format::Uuid([7; 16]);
-    let mut journal = Journal::open(&site, uuid, Use::Make, Timeouts::default()).unwrap();
+    let mut journal = Journal::open(&site, &[uuid], Use::Make, Timeouts::default()).unwrap();
     journal.is_apart(&*own, [9; 16]).unwrap();
     let why = journal.is_apart(&*read_only("journal"), [9; 16]).unwrap_err();
     assert!(why.contains("the store itself by another name"), "{why}");

@@ -114,9 +114,9 @@ fn a_server_that_is_asked_to_stop_ends_and_the_one_that_follows_is_used() {
                 s.flush(Instant::now());
                 s.turn(Instant::now());
             });
-            let status = json(dir, &["status"]);
+            let is_lost = |s: &serde_json::Value| s["volumes"][0]["store"]["state"] == "lost";
+            let status = status_when(dir, "its store is lost", is_lost);
             let store = &status["volumes"][0]["store"];
-            assert_eq!(store["state"], "lost", "{store:#}");
             has(store["trouble"].as_str().unwrap(), &["nbd+unix", "is not reached"]);
             kit = Kit::start(dir);
             let end = Instant::now() + Duration::from_secs(60);
@@ -156,7 +156,7 @@ fn a_volume_whose_store_is_away_is_put_aside_at_once_with_what_is_dirty() {
         let begun = Instant::now();
         let (code, said, error) = ask(dir, &["detach", "disk", "--keep-dirty"]);
         assert_eq!(code, 0, "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
         has(&said, &["disk: detached", "1 MiB that its store lacks"]);
         daemon.stop();
         let kit = Kit::start(dir);
@@ -181,7 +181,7 @@ fn a_change_over_and_a_flush_name_the_store_that_is_away_and_end_in_time() {
         let begun = Instant::now();
         let (code, said, error) = ask(dir, &[command, &["--timeout", "3"]].concat());
         assert_eq!(code, 1, "{command:?}: {said}{error}");
-        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         let said = format!("{said}{error}");
         has(&said, &["disk", "nbd+unix", "is not reached"]);
     }

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 
 use super::{has, prepare};
 use crate::daemon::ask::{ask, json, status_when};
@@ -35,9 +36,10 @@ fn rot(dir: &Path) {
 /// Its exit code, and all that it says.
 fn discard(dir: &Path, more: &[&str]) -> (Option<i32>, String) {
     let cache = dir.join("cache");
-    let mut args = vec!["discard", cache.to_str().unwrap()];
-    args.extend(more);
-    larder(&args)
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    let output = command.args(["block", "discard"]).arg(cache).args(more).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&said).into_owned())
 }
 
 #[test]
@@ -50,6 +52,9 @@ fn what_is_dirty_is_given_up_only_with_a_yes_and_of_a_volume_that_there_is() {
     write(&mut *s, 4096, 4096, 7);
     drop(s);
     let (code, said) = discard(dir, &["disk", &store, "--yes"]);
+    assert_eq!(code, Some(1), "{said}");
+    has(&said, &["locked", "--no-store"]);
+    let (code, said) = discard(dir, &["disk", "--no-store", "--yes"]);
     assert_eq!(code, Some(1), "{said}");
     has(&said, &["in use"]);
     daemon.kill();

@@ -37,7 +37,7 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
         // Volumes.
         (
             &["--write", "dd=back:any"],
-            &["--write dd=back:any", "no --volume has the name 'dd': there are disk"],
+            &["--write dd=back:any", "no --volume has the name 'dd': there are db, www"],
         ),
         (
             &["--write", "db=back:any", "--write", "db=back:ordered"],

@@ -138,6 +138,8 @@ pub struct Holder {
     undoing: bool,
     /// It comes with nothing that was logged before.
     anew: bool,
+    /// The name that its marker gave it, where it has another now.
+    former: Option<Uuid>,
     /// What is dirty of it comes to its store, and nothing is logged.
     drains: bool,
     fault: Fault,
@@ -152,6 +154,8 @@ pub struct Held {
     pub entry: WrittenBack,
     /// Number of its marker.
     pub number: u64,
+    /// Number of the last that is known durable: what the superblock may say. (One that could not be written may have a later one.)
+    pub durable: u64,
     /// It has one.
     pub marked: bool,
     /// The store has all up to here durably.
@@ -238,6 +242,7 @@ impl Holder {
             recovered: (0, 0),
             undoing: false,
             anew: false,
+            former: None,
             drains: false,
             comer,
             fault,
@@ -245,7 +250,7 @@ impl Holder {
     }
 
     fn held(what: What, held: Held, mut steps: Vec<Step>, fault: Fault) -> Holder {
-        let Held { cache, entry, number, marked, frontier } = held;
+        let Held { cache, entry, number, durable, marked, frontier } = held;
         if !marked {
             steps.retain(|step| !matches!(step, Step::Mark(..)));
         }
@@ -264,7 +269,7 @@ impl Holder {
             fresh: entry.volume,
         };
         let comes = Holder::comes(comer, fault);
-        let (steps, durable, marked_by) = (steps.into(), number, entry.run);
+        let (steps, marked_by) = (steps.into(), entry.run);
         Holder { what, steps, number, durable, marked_by, frontier, ..comes }
     }
 
@@ -450,7 +455,7 @@ impl Holder {
         if !self.anew {
             return;
         }
-        self.entry.volume = self.comer.fresh;
+        self.former = Some(std::mem::replace(&mut self.entry.volume, self.comer.fresh));
         if self.comer.marked && !matches!(self.steps.front(), Some(Step::Mark(Mark::Clean, _))) {
             let g = self.steps.iter().find_map(|step| match step {
                 Step::Holds(Holds::Open(g)) => Some(g.saturating_sub(1)),
@@ -601,6 +606,11 @@ impl Holder {
     /// Nothing that was logged before is its own: it begins to write back.
     pub fn begins_anew(&self) -> bool {
         self.anew
+    }
+
+    /// The name that its marker and its journal gave it, where it has another now ([`Holder::is_another`]).
+    pub fn former(&self) -> Option<Uuid> {
+        self.former
     }
 
     /// The superblock's entry, as it is now.

@@ -288,12 +288,21 @@ pub enum Again {
     Unknown,
 }
 
+/// Whether a marker may be one that was tried to be written, behind that of number `own`: this, or one before it that was on its way for long.
+pub fn was_tried(there: &Marker, tried: &Marker, own: u64) -> bool {
+    *there == Marker { number: there.number, ..*tried }
+        && (own + 1..=tried.number).contains(&there.number)
+}
+
 /// What a marker is to the holder that wrote `own` last, and tried to write `tried` since. A cache that is lost would be missed by nobody without it, and
 /// two that write to one store make an image that no volume ever was.
 pub fn look_again(read: Read, own: &Marker, tried: Option<&Marker>) -> Again {
     let there = match read {
         // It says what does not hold any more, and nobody else has written it.
-        Read::There(there) if tried == Some(&there) && there.mark != own.mark => {
+        Read::There(there)
+            if there.mark != own.mark
+                && tried.is_some_and(|t| was_tried(&there, t, own.number)) =>
+        {
             return Again::Lost;
         }
         Read::There(there) => there,

@@ -163,7 +163,7 @@ impl World {
                 })?;
                 if coming.journal.is_none() {
                     let opened = place(&self.journal, Use::Make).map_err(failed)?;
-                    let journal = Journal::over(opened, holder.state().volume, self.fault());
+                    let journal = Journal::over(opened, &[holder.state().volume], self.fault());
                     coming.journal = Some(journal.map_err(failed)?);
                 }
                 return Ok(());
@@ -272,7 +272,8 @@ impl World {
     pub(super) fn leaves(&mut self, mut run: Run) -> Result<(), String> {
         let Some(entry) = self.record else { return Err("nothing is recorded".into()) };
         let frontier = run.records.frontier();
-        let held = Held { cache: self.cache, entry, number: run.number, marked: true, frontier };
+        let (number, durable) = (run.number, run.durable_number);
+        let held = Held { cache: self.cache, entry, number, durable, marked: true, frontier };
         let mut holder = match self.rng.below(4) {
             0 if self.is_clean(&run) => Holder::goes(held, self.fault()),
             1 | 2 if self.is_settled(&run) => {
@@ -363,7 +364,7 @@ impl World {
             }
             let (store, journal, fault) = (self.store.clone(), self.journal.clone(), self.fault());
             let mut marker = self.marked();
-            let mut open = |volume| Journal::over(place(&journal, Use::Apply)?, volume, fault);
+            let mut open = |volume| Journal::over(place(&journal, Use::Apply)?, &[volume], fault);
             let wish = RecoverWish { accept_torn: accept, ..RecoverWish::default() };
             let told = recover_at(&store, &mut marker, &mut open, &wish, fault);
             self.say(|| format!("recover: {told:?}"));

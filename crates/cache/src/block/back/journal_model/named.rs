@@ -47,7 +47,7 @@ fn marker(generation: u64) -> Marker {
 
 fn journal(disk: &Disk) -> Journal {
     let place = region_over(Box::new(disk.clone()), Use::Make).unwrap();
-    Journal::over(place, VOLUME, Fault::default()).unwrap()
+    Journal::over(place, &[VOLUME], Fault::default()).unwrap()
 }
 
 /// Claims it for a generation, and writes these epochs, each of which fills the volume's first sector with its number, and ends at ten times that.

@@ -92,6 +92,7 @@ impl<B: Clone> WriteLog<B> {
         }
         volume.log.recovered();
         volume.generation = attach.generation;
+        volume.refuses = false;
         volume.destager = Destager::new(attach.destage, epoch);
         volume.pace = attach.destage.pace;
         volume.throttle = Throttle::new(0, now);
