@@ -81,9 +81,7 @@ impl Core {
             return Err(fail("that it is given up could not be recorded on the cache device"));
         }
         *locked(&written.cut) = Some(cut);
-        let given = call_log(self, None, |log, asks| {
-            log.give_up_unreadable(self.now(), attachment, cut, asks)
-        });
+        let given = call_log(self, None, |log, asks| log.give_up_unreadable(attachment, cut, asks));
         told.lost_bytes = given.map_or(0, |(bytes, _)| bytes);
         told.done = true;
         self.look_at_losses(&volume);

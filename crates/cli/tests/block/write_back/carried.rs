@@ -95,6 +95,14 @@ fn a_volume_that_writes_through_keeps_nothing_dirty() {
     daemon.stop();
 }
 
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_volume_changes_over_while_clients_write_and_a_restart_goes_by_its_flags() {
     let dir = prepare();
@@ -102,6 +110,8 @@ fn a_volume_changes_over_while_clients_write_and_a_restart_goes_by_its_flags() {
     let daemon = Daemon::start(dir, &[]);
     let stop = AtomicBool::new(false);
     let newest = std::thread::scope(|scope| {
+        // What fails here ends the client too.
+        let _ends = Ends(&stop);
         let client = scope.spawn(|| {
             let mut s = session_of(dir, "disk");
             let mut fill = 0u8;
@@ -119,7 +129,7 @@ fn a_volume_changes_over_while_clients_write_and_a_restart_goes_by_its_flags() {
         for _ in 0..4 {
             let (code, said, error) = ask(dir, &["write", "disk", "back:ordered"]);
             assert_eq!(code, 0, "{error}");
-            has(&said, &["disk: writes back from now on, back:ordered", "restart"]);
+            has(&said, &["disk: writes back from now on, back:ordered", "next start"]);
             let status = json(dir, &["status"]);
             assert_eq!(status["volumes"][0]["write_back"]["mode"], "back:ordered");
             let (code, _, error) = ask(dir, &["write", "disk", "back:any"]);

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use larder_base::Nanos;
 use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::frontier::MAX_UNREADABLE;
 use larder_format::block::write_log::{Extent, SegmentGeometry};
@@ -154,13 +153,7 @@ impl<B: Clone> WriteLog<B> {
 
     /// An operator gives up what of a volume cannot be read, and the superblock says so durably: what it had been written over shows there again, from the
     /// log or the store. Returns how many bytes that are.
-    pub fn give_up_unreadable(
-        &mut self,
-        now: Nanos,
-        attachment: u32,
-        cut: Cut,
-        asks: &mut Asks<B>,
-    ) -> u64 {
+    pub fn give_up_unreadable(&mut self, attachment: u32, cut: Cut, asks: &mut Asks<B>) -> u64 {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
         let bytes = volume.unreadable_bytes();
         let lost = volume.log.unreadable_bytes() > 0;
@@ -175,8 +168,9 @@ impl<B: Clone> WriteLog<B> {
         }
         volume.destager.makes_anew();
         volume.untold = true;
+        // Whoever calls writes nothing: the thread that destages does.
+        self.mark_waits = true;
         asks.steps.push(attachment);
-        self.form(now, asks);
         bytes
     }
 
