@@ -5,7 +5,7 @@
 //!
 //! | machine | decides |
 //! | --- | --- |
-//! | [`overlay`] | which bytes are dirty and where they lie; what a read sees first |
+//! | [`overlay`] | which bytes are dirty, and of which record (which knows where they lie); what a read sees first |
 //! | [`volume_log`] | the order of a volume's writes: sequence, dependency, what is answered, promised, and may be destaged together |
 //! | [`destager`] | when a window or epoch begins, what the store and the journal are asked for, when the log is let go |
 //! | [`marker`] | who may serve a volume; the steps of attach, detach, carrying, taking up, recovering |
@@ -17,6 +17,7 @@
 //! | [`throttle`] | how fast writes are answered near the bound; how old what is dirty may become |
 //! | [`economy`] | what the write budget makes of it: slower, through, back again |
 //! | [`words`] | how an order and a pace are said |
+//! | `extents`, `table` | no decisions: the memory of the overlay, and of what is kept of each record, in few bytes |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
 //! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`); the crash model of both is `tests/block_back`.
