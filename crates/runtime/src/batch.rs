@@ -19,7 +19,7 @@ impl Batch {
     /// What all servers use: nearly always all of a turn. Over NBD on two processors, with 64 requests under way, passing on four at a
     /// time gave 0.88 times the requests at 1.13 times the processor time, and eight 1.01 times at 1.02; with 16 under way four gave
     /// 0.97 times at 1.17, and eight 1.01 times at 1.06.
-    pub const SERVERS: Batch = Batch { submit: 64, send: 64 };
+    pub const SERVERS: Batch = Batch { submit: 4, send: 64 };
 }
 
 /// What has piled up and was not passed on.

@@ -223,8 +223,6 @@ pub(super) struct Worker<S> {
     slots: Vec<Slot>,
     free: Vec<usize>,
     tickets: Slab<Ticket>,
-    /// Handed to the service since it last started what it has collected.
-    taken: Pile,
     /// Answered since replies were last sent.
     answered: Pile,
     dirty: Vec<usize>,
@@ -259,7 +257,6 @@ impl<S: Service> Worker<S> {
             slots: Vec::new(),
             free: Vec::new(),
             tickets: Slab::new(),
-            taken: Pile::default(),
             answered: Pile::default(),
             dirty: Vec::new(),
             again: Vec::new(),
@@ -334,7 +331,6 @@ impl<S: Service> Worker<S> {
         // Who has something already leaves it what it waits for.
         let hunger = self.hunger();
         self.pool.set_aside(hunger);
-        self.taken.clear();
         self.service.flush(self.now);
         // What was there at once, in memory, is answered in the same turn.
         self.take_answers();
@@ -603,9 +599,6 @@ impl<S: Service> Worker<S> {
         self.asked = true;
         self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
         self.service.submit(volume, index as u64, export::command(command));
-        if self.taken.is_full(Batch::SERVERS.submit) {
-            self.service.flush(self.now);
-        }
     }
 
     fn take_answers(&mut self) {

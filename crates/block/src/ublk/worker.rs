@@ -118,8 +118,6 @@ pub(super) struct Worker<S, P> {
     /// Of the queues served now: answers to requests of others are late.
     epoch: u32,
     now: Instant,
-    /// Handed to the service since it last started what it has collected.
-    taken: Pile,
     /// Answered since the driver was last told.
     answered: Pile,
     freed: bool,
@@ -148,7 +146,6 @@ impl<S: Service, P: Port> Worker<S, P> {
             serving: None,
             epoch: 0,
             now: Instant::now(),
-            taken: Pile::default(),
             answered: Pile::default(),
             freed: false,
             more: false,
@@ -262,7 +259,6 @@ impl<S: Service, P: Port> Worker<S, P> {
         if result.is_ok() {
             result = self.retry();
         }
-        self.taken.clear();
         self.service.flush(self.now);
         // What was there at once, in memory, is answered in the same turn.
         self.take_answers();
@@ -384,9 +380,6 @@ impl<S: Service, P: Port> Worker<S, P> {
         let volume = serving.volume.clone();
         let ticket = u64::from(self.epoch) << 32 | slot as u64;
         self.service.submit(&volume, ticket, command);
-        if self.taken.is_full(Batch::SERVERS.submit) {
-            self.service.flush(self.now);
-        }
         Ok(())
     }
 

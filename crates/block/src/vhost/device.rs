@@ -149,8 +149,6 @@ pub(super) struct Device<S> {
     pub(super) inflight: Option<Inflight>,
     pub(super) ready: Ready,
     tickets: Slab<Ticket>,
-    /// Handed to the service since it last started what it has collected.
-    taken: Pile,
     /// Answered since the guest was last told.
     answered: Pile,
     now: Instant,
@@ -195,7 +193,6 @@ impl<S: Service> Device<S> {
             inflight: None,
             ready: Ready::default(),
             tickets: Slab::new(),
-            taken: Pile::default(),
             answered: Pile::default(),
             now: Instant::now(),
             freed: false,
@@ -272,7 +269,6 @@ impl<S: Service> Device<S> {
                 self.pull(index, take);
             }
         }
-        self.taken.clear();
         self.service.flush(self.now);
         // What was there at once, in memory, is answered in the same turn.
         self.take_answers();
@@ -617,9 +613,6 @@ impl<S: Service> Device<S> {
         let slot = self.tickets.insert(ticket);
         for command in commands {
             self.service.submit(&volume, slot as u64, command);
-            if self.taken.is_full(Batch::SERVERS.submit) {
-                self.service.flush(self.now);
-            }
         }
         true
     }

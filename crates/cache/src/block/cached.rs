@@ -16,7 +16,7 @@ use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::RecordedQueue;
 use larder_format::block::write_log::pieces;
 use larder_policy::block::BlockKind;
-use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
+use larder_runtime::{AlignedBuf, Batch, FileDone, FileOp, FileQueue, Payload, Pile, RingChoice};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
@@ -45,6 +45,8 @@ pub struct Cached {
     first_token: usize,
     queue: RecordedQueue<Daemon>,
     io: Carrier,
+    /// Requests that asked something of a device or store, which is not started yet.
+    piled: Pile,
     /// When the write log has something to do by time.
     log_wakes: Option<Nanos>,
 }
@@ -74,7 +76,7 @@ impl Cached {
         if let Some(tape) = cache.queue_tape(me) {
             queue.record(tape);
         }
-        Ok(Cached { cache, me, first_token, queue, io, log_wakes: None })
+        Ok(Cached { cache, me, first_token, queue, io, piled: Pile::default(), log_wakes: None })
     }
 
     /// [`Service::submit`] of a program that knows what the range holds: admission need not find out. (Of what is cached it
@@ -107,7 +109,12 @@ impl Cached {
         };
         let volume = self.io.known(volume);
         let submit = Submit { volume, ticket, op, holds };
+        let before = self.io.asked;
         self.queue.submit(&*self.cache, self.cache.now(), &mut self.io, submit);
+        // Writes that go to the log alone are one batch of the turn.
+        if self.io.asked != before && self.piled.is_full(Batch::SERVERS.submit) {
+            self.flush(Instant::now());
+        }
     }
 
     fn flash_done(&mut self, FileDone { token, op, result }: FileDone) {
@@ -314,10 +321,8 @@ impl Service for Cached {
             }
         }
         self.turn();
-        for session in self.io.sessions.iter_mut().flatten() {
-            session.flush(now);
-        }
-        self.io.flash.flush();
+        self.piled.clear();
+        self.io.start(now);
     }
 
     fn pop(&mut self) -> Option<Answer> {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_runtime::{AlignedBuf, Payload};
+use larder_runtime::{AlignedBuf, Batch, Payload, Pile};
 use mio::Registry;
 use mio::event::Event;
 
@@ -104,13 +104,14 @@ impl Answer {
 /// One worker's means to do requests. It is used on one thread, which watches the descriptors that the service
 /// registers.
 pub trait Service {
-    /// Takes a request, whose range lies within the volume.
+    /// Takes a request, whose range lies within the volume. Reads and writes of a device or store that many requests ask for are
+    /// started a few at a time ([`Batch`]), others with the next [`Service::flush`].
     fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command);
 
     /// A descriptor that it registered is ready.
     fn ready(&mut self, event: &Event, now: Instant);
 
-    /// Starts what was submitted, and does what the time asks for. Called in each turn, and between requests where there are many.
+    /// Starts what was submitted, and does what the time asks for. Called in each turn.
     fn flush(&mut self, now: Instant);
 
     /// The next request that has ended.
@@ -143,6 +144,8 @@ pub struct PassThrough {
     by_volume: BTreeMap<usize, (Arc<Volume>, usize)>,
     ended: Vec<Answer>,
     deferred: DeferredFree,
+    /// Requests that are not started yet.
+    piled: Pile,
 }
 
 impl PassThrough {
@@ -155,6 +158,7 @@ impl PassThrough {
             by_volume: BTreeMap::new(),
             ended: Vec::new(),
             deferred: DeferredFree::default(),
+            piled: Pile::default(),
         }
     }
 
@@ -202,7 +206,12 @@ impl Service for PassThrough {
             }
         };
         match self.session(volume) {
-            Ok(index) => self.sessions[index].submit(ticket, op),
+            Ok(index) => {
+                self.sessions[index].submit(ticket, op);
+                if self.piled.is_full(Batch::SERVERS.submit) {
+                    self.flush(Instant::now());
+                }
+            }
             Err(failure) => {
                 let buf = self.deferred.buffer(op);
                 self.ended.push(Answer::new(ticket, Err(failure), buf));
@@ -224,6 +233,7 @@ impl Service for PassThrough {
             }
             session.flush(now);
         }
+        self.piled.clear();
     }
 
     fn pop(&mut self) -> Option<Answer> {

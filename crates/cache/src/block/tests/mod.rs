@@ -9,6 +9,7 @@ mod journaled;
 mod kept;
 mod left;
 mod losses;
+mod piled;
 mod refused;
 mod rules;
 mod shrunk;
