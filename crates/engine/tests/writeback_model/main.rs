@@ -211,8 +211,7 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 32] =
         (P::ShownBeforeAnswered, "c"),
         (P::WindowNotFlushed, "acf"),
         (P::FrontierNotNoted, "cf"),
-        // No history of these lengths has a second FRONTIER under way at that moment.
-        (P::OlderFrontierCounts, ""),
+        (P::OlderFrontierCounts, "acf"),
         (P::LostNotRewritten, "acf"),
         (P::LivesIgnored, "acf"),
         (P::FlushNotAwaited, "acf"),
