@@ -167,7 +167,7 @@ impl Node<Daemon> for Core {
     }
 
     fn log<R>(&self, f: impl FnOnce(&mut WriteLog<Payload>) -> R) -> Option<R> {
-        self.back.get().map(|back| f(&mut back.log()))
+        self.back.get().map(|back| back.with_log(f))
     }
 
     fn destages(&self, attachment: u32) -> usize {

@@ -4,12 +4,12 @@
 //! Two or three queues serve a few small volumes, most of which write back, in `any` or `ordered`; the others write through. Clients read, write,
 //! zero, trim, flush and ask for the status of the same few lines. What the engine asks for happens late, in any order, and its end is told later
 //! still. Stores and slots fail, or stores do not answer for a while; in some runs the log's device fails for good. The process is killed at any step, or the power is cut, in the midst of a start
-//! too; the next run reads the map and the log as a server does.
+//! too; the next run reads the map and the log as a server does. Operators, and threads that look after volumes, call the log meanwhile.
 //!
 //! What is checked: a read is never older than the last answered write of its sectors, nor than what was read before it; after a kill every
 //! answered write is there, after a power cut every write that an answered FLUSH or FUA covers; a status never calls a sector a hole that
-//! holds data; at any moment a line in the map has the bytes of the store; a store alone is what `ordered` promises of it; in the end the stores
-//! have everything, and reads give just that.
+//! holds data; what the log waits for at its device somebody does; at any moment a line in the map has the bytes of the store; a store alone is what
+//! `ordered` promises of it; in the end the stores have everything, and reads give just that.
 //!
 //! (`writeback_model` has the log alone: what is a prefix of it, journals, markers, and what a start makes of a log that has failed.)
 //!
@@ -89,6 +89,7 @@ fn planted() -> Vec<(String, Setup)> {
         Log::WindowNotFlushed,
         Log::PinsIgnored,
         Log::FreedBeforeSaid,
+        Log::OperatorsAsksDropped,
     ];
     let log = of_the_log
         .into_iter()
@@ -118,4 +119,85 @@ fn every_planted_fault_of_volumes_that_write_back_is_caught() {
     });
     let missed: Vec<&String> = caught.iter().filter(|(_, is)| !is).map(|(name, _)| name).collect();
     assert!(missed.is_empty(), "not caught: {missed:?}");
+}
+
+/// What a source of the log declares that may ask for something: the names of its public functions that have `asks`.
+fn calls_in(source: &str) -> impl Iterator<Item = &str> {
+    let declared = source.split("pub fn ").skip(1);
+    declared.filter_map(|text| {
+        let signature = &text[..text.find(" {\n")?];
+        signature.contains("asks: &mut Asks<B>").then(|| signature.split('(').next()).flatten()
+    })
+}
+
+/// A call of the log by which it may ask its device for something is a queue's, which carries that out, or somebody's who does not: all of those are tried
+/// in every run.
+#[test]
+fn every_call_of_the_log_that_may_ask_for_something_is_known_and_tried() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/block/writeback");
+    let files = std::fs::read_dir(dir.join("log")).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "rs"));
+    let mut unknown = Vec::new();
+    let mut all = 0;
+    for path in files.chain([dir.join("log.rs")]) {
+        let source = std::fs::read_to_string(&path).unwrap();
+        for name in calls_in(&source) {
+            all += 1;
+            let operators = world::operators::CALLS.iter().map(|(name, _)| *name);
+            let mut known = operators.chain(world::operators::OF_A_START).chain(OF_QUEUES);
+            if !known.any(|known| known == name) {
+                unknown.push(format!("{name} in {}", path.display()));
+            }
+        }
+    }
+    assert!(all > 20, "{all}");
+    assert!(
+        unknown.is_empty(),
+        "who makes these calls, and who carries out what they ask for? {unknown:?}"
+    );
+}
+
+/// Calls that a queue makes alone.
+const OF_QUEUES: [&str; 15] = [
+    "append",
+    "gather",
+    "gathered",
+    "flush",
+    "unpin",
+    "written",
+    "flushed",
+    "step",
+    "stored",
+    "store_flushed",
+    "journaled",
+    "journal_flushed",
+    "marked",
+    "parked",
+    "due",
+];
+
+/// Who has asks of its own to give to the log may leave them undone: product code goes by `call_log` and `tell_log`, which have them carried out.
+#[test]
+fn nobody_calls_the_log_past_those_who_have_carried_out_what_it_asks_for() {
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut folders: Vec<_> = ["cache/src", "sim/src", "block/src", "engine/src/block/node"]
+        .map(|folder| crates.join(folder))
+        .into();
+    let (mut seen, mut wrong) = (0, Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            seen += 1;
+            let source = std::fs::read_to_string(&path).unwrap_or_default();
+            if source.contains("Asks::default()") {
+                wrong.push(path.strip_prefix(crates).unwrap().display().to_string());
+            }
+        }
+    }
+    assert!(seen > 200, "{seen}");
+    assert_eq!(wrong, ["engine/src/block/node/logged.rs"]);
 }

@@ -2,6 +2,7 @@
 
 mod clients;
 mod node;
+pub(crate) mod operators;
 mod start;
 mod truth;
 
@@ -15,7 +16,7 @@ use larder_engine::block::node::calls::{Copying, Fill, Load, Message, OP_BITS, s
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::{ShardIo, StoreOp};
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Turn};
 use larder_engine::block::node::queue::Queue;
 use larder_engine::block::node::start::memory::Memory;
@@ -77,13 +78,16 @@ pub(crate) struct Seen {
     pub(crate) images: u64,
     pub(crate) closed: u64,
     pub(crate) failed_flushes: u64,
+    pub(crate) operators: u64,
+    pub(crate) operators_io: u64,
 }
 
 impl Seen {
-    fn all(&mut self) -> [(&'static str, &mut u64); 21] {
+    fn all(&mut self) -> [(&'static str, &mut u64); 23] {
         macro_rules! all { ($($f:ident)*) => { [$((stringify!($f), &mut self.$f)),*] } }
         all!(reads logged_reads changes flushes status dirty_status destaged store_failures flash_failures fills
-            merges updates hits ranges kills power_cuts warm through images closed failed_flushes)
+            merges updates hits ranges kills power_cuts warm through images closed failed_flushes
+            operators operators_io)
     }
 
     pub(crate) fn add(&mut self, mut other: Seen) {
@@ -641,15 +645,8 @@ impl World {
                         content.push(number);
                     }
                     drop(device);
-                    let asks = {
-                        let shared = &self.life().shared;
-                        call_log(shared, None, |log, asks| log.unpin(now, piece.pin, asks))
-                    };
-                    let ((), asks) = asks.expect("a log");
-                    asks.writes.into_iter().for_each(|write| self.push(Io::LogWrite(0, write)));
-                    if let Some(covers) = asks.flush {
-                        self.push(Io::LogFlush(0, covers, 0));
-                    }
+                    let shared = &self.life().shared;
+                    tell_log(shared, now, |log, asks| log.unpin(now, piece.pin, asks));
                 }
                 Found::Unreadable(..) | Found::Kept(..) => return Err(format!("v{v}: {found:?}")),
             }
@@ -749,12 +746,14 @@ impl World {
                 self.restart(power)?;
             }
             970..972 if !self.started => self.restart(true)?,
+            972..975 if self.started => self.operate(),
             975..985 => self.lose_cache()?,
             _ => {}
         }
         for queue in 0..self.queues {
             while self.rng.chance(0.7) && self.look_into_mail(queue)? {}
         }
+        self.check_carried()?;
         if self.rng.chance(0.1) { self.check_slots() } else { Ok(()) }
     }
 
@@ -802,9 +801,9 @@ impl World {
         self.check_slots()?;
         for v in 0..self.stores.len() {
             if self.kinds[v].is_some() {
+                let (now, attachment) = (self.now, v as u32 + 1);
                 let shared = &self.life().shared;
-                let attachment = v as u32 + 1;
-                call_log(shared, None, |log, asks| log.drain(attachment, true, asks));
+                tell_log(shared, now, |log, asks| log.drain(attachment, true, asks));
             }
         }
         self.quiet("drain", |world| {

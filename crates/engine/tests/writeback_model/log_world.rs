@@ -144,6 +144,9 @@ struct Volume {
     torn: u64,
     /// It is put aside, or is about to be: clients ask nothing of it.
     aside: bool,
+    /// What it had let go of when it came, and has by now.
+    begun: u64,
+    let_go: u64,
 }
 
 pub(super) struct World {
@@ -182,8 +185,11 @@ pub(super) struct World {
     purse: Option<Rng>,
     /// What it has.
     means: Means,
-    /// The share of looks at a footer's write that end it.
+    /// The share of looks at a footer's write that end it, and at a batch's.
     footers: f64,
+    batches: f64,
+    /// How often the log was asked what it says durably.
+    looks: u64,
     /// While a start goes on, of each volume how much of its log it has found.
     starting: Option<Vec<u64>>,
     /// Bytes of the log's device that starts are not given.
@@ -253,6 +259,8 @@ impl World {
             purse: (seed % 8 == 6).then(|| Rng::new(seed)),
             means: Means::Plenty,
             footers: if seed % 8 == 5 { 0.02 } else { 0.05 },
+            batches: if seed % 8 == 2 { 0.2 } else { 1.0 },
+            looks: 0,
             starting: None,
             withheld: Vec::new(),
             ended: false,
@@ -315,6 +323,7 @@ impl World {
             self.through(op, append.as_ref())?;
         }
         self.hear_marks()?;
+        self.check_said()?;
         self.check_held()
     }
 
@@ -495,6 +504,10 @@ impl World {
             if self.setup.rots && self.log.is_started() && self.rng.below(60) == 0 {
                 self.rot();
             }
+            // Where batches take their time markers are refreshed all the time.
+            if self.batches < 1.0 && self.log.is_started() && self.rng.chance(0.1) {
+                self.refresh();
+            }
             match self.rng.below(1_000) {
                 0..360 if !self.log.is_started() => {}
                 0..240 => self.issue()?,
@@ -517,6 +530,7 @@ impl World {
                         let share = match &self.ios[which] {
                             Io::Read(_) => 0.05,
                             Io::Write { write, .. } if write.number >> 62 == 1 => self.footers,
+                            Io::Write { .. } => self.batches,
                             _ => 1.0,
                         };
                         let slow = share < 1.0 && !self.rng.chance(share);
@@ -755,6 +769,8 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         may_hold: bound,
         torn: 0,
         aside: false,
+        begun: 0,
+        let_go: 0,
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::defaults;
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::economy::{Change, Thrift};
 use larder_engine::block::writeback::holder::{Comer, Held, Holder};
 use larder_engine::block::writeback::log::{Attach, Config, Status, WriteLog};
@@ -351,7 +351,7 @@ impl Way {
             Step::DestageMost | Step::Destage => {
                 let Some(attachment) = attachment else { return true };
                 if begins {
-                    call_log(node, None, |log, asks| log.drain(attachment, true, asks));
+                    tell_log(node, now, |log, asks| log.drain(attachment, true, asks));
                     let status = back.log.borrow().status(now, attachment);
                     self.until = match step {
                         Step::DestageMost => status.map_or(0, |status| status.positions[3]),
@@ -363,7 +363,7 @@ impl Way {
                 if !there && !back.log.borrow().is_clean(attachment) {
                     return false;
                 }
-                call_log(node, None, |log, asks| log.drain(attachment, false, asks));
+                tell_log(node, now, |log, asks| log.drain(attachment, false, asks));
             }
             Step::Hold if world.asked.values().any(|asked| asked.volume == volume) => return false,
             Step::FlushStore => {
@@ -388,10 +388,12 @@ impl Way {
             }
             Step::Through => {
                 let Some(attachment) = attachment else { return true };
-                let mut log = back.log.borrow_mut();
-                let destaged = log.status(now, attachment).map_or(0, |status| status.destaged);
-                back.gone.set(back.gone.get() + destaged);
-                log.detach(attachment);
+                let destaged = tell_log(node, now, |log, _| {
+                    let status = log.status(now, attachment);
+                    log.detach(attachment);
+                    status.map_or(0, |status| status.destaged)
+                });
+                back.gone.set(back.gone.get() + destaged.unwrap_or(0));
                 back.volumes.borrow_mut().remove(&volume);
             }
             Step::Answer => {
@@ -433,11 +435,11 @@ impl BlockSim {
     fn economise(&mut self, now: Nanos) {
         let Some(back) = &self.node.back else { return };
         let means = self.node.limits.means(now);
-        let economy = call_log(&self.node, None, |log, asks| {
+        let economy = tell_log(&self.node, now, |log, asks| {
             log.afford(now, means, asks);
             *log.economy()
         });
-        let Some((economy, _)) = economy else { return };
+        let Some(economy) = economy else { return };
         let mut all = std::mem::take(&mut *back.saves.borrow_mut());
         for (&volume, saves) in &mut all {
             let writes_back = back.attachment(volume).is_some();
@@ -456,7 +458,7 @@ impl BlockSim {
                 if (late || !Thrift::goes_on(way.change, &economy)) && !way.holder.has_failed() {
                     if way.begun {
                         let attachment = back.attachment(volume).unwrap_or(0);
-                        call_log(&self.node, None, |log, asks| log.drain(attachment, false, asks));
+                        tell_log(&self.node, now, |log, asks| log.drain(attachment, false, asks));
                     }
                     way.holder.failed();
                     (way.begun, way.since) = (false, now);
@@ -486,7 +488,8 @@ impl BlockSim {
         let Some(back) = &self.node.back else { return true };
         let attached: Vec<u32> = back.log.borrow().attached().collect();
         for attachment in attached {
-            call_log(&self.node, None, |log, asks| log.drain(attachment, true, asks));
+            let now = self.world.now;
+            tell_log(&self.node, now, |log, asks| log.drain(attachment, true, asks));
         }
         self.serve();
         while self.node.back.as_ref().is_some_and(|back| !back.is_clean()) && self.turn() {}

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use larder_engine::block::OpId;
 use larder_engine::block::node::calls::{Message, OP_BITS, send};
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::node::queue::Node as _;
 use larder_engine::block::writeback::log::Said;
 use larder_engine::block::writeback::marker::Again;
@@ -99,6 +99,10 @@ impl Core {
 
     /// The device that the write log is on is used no more, for this reason: nor is the log.
     pub(in crate::block) fn close_log(&self, why: &'static str) {
-        call_log(self, None, |log, asks| log.close(self.now(), why, asks));
+        tell_log(self, self.now(), |log, asks| {
+            log.close(self.now(), why, asks);
+            // The cache is given up already.
+            asks.gives_up = None;
+        });
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use larder_base::ByteSize;
+use larder_engine::block::node::logged::tell_log;
 use larder_format::block::superblock::WrittenBack;
 
 use super::super::Core;
@@ -55,7 +56,7 @@ impl Core {
         let status = back.log().status(self.now(), record.attachment);
         if let Some(status) = status {
             say_void(name, status.dirty);
-            back.log().detach(record.attachment);
+            tell_log(self, self.now(), |log, _| log.detach(record.attachment));
         }
     }
 }

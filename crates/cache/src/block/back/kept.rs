@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_base::Nanos;
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Holder, mark_of};
 use larder_engine::block::writeback::marker::{self, Again, Mark, look_again};
@@ -144,7 +144,7 @@ impl Core {
             Ok(()) => {
                 written.wrote(&marker);
                 written.said.store(status.image, Ordering::Relaxed);
-                back.log().set_marker(attachment, *number);
+                tell_log(self, self.now(), |log, _| log.set_marker(attachment, *number));
             }
             Err(error) => self.marker_is(&written, &error.to_string(), None),
         }
@@ -180,7 +180,7 @@ impl Core {
         written.silent.store(again == Again::Unknown, Ordering::Relaxed);
         let halted = again == Again::Others;
         if again != Again::Unknown && back.log().is_halted(attachment) != halted {
-            call_log(self, None, |log, asks| log.halt(attachment, halted, asks));
+            tell_log(self, self.now(), |log, asks| log.halt(attachment, halted, asks));
         }
         match again {
             // What is told then is why, and what follows.

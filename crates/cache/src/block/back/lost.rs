@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use larder_base::ByteSize;
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_format::block::superblock::WrittenBack;
 
 use super::super::attached::Attached;
@@ -81,8 +81,9 @@ impl Core {
             return Err(fail("that it is given up could not be recorded on the cache device"));
         }
         *locked(&written.cut) = Some(cut);
-        let given = call_log(self, None, |log, asks| log.give_up_unreadable(attachment, cut, asks));
-        told.lost_bytes = given.map_or(0, |(bytes, _)| bytes);
+        let given =
+            tell_log(self, self.now(), |log, asks| log.give_up_unreadable(attachment, cut, asks));
+        told.lost_bytes = given.unwrap_or(0);
         told.done = true;
         self.look_at_losses(&volume);
         Ok(told)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::log::MarkState;
 use larder_runtime::{AlignedBuf, Device as _, Payload};
 
@@ -50,19 +50,20 @@ impl Core {
         let mut buf = AlignedBuf::zeroed(mark.len());
         buf.copy_from_slice(mark.as_bytes());
         let bytes = Payload::new(buf);
-        let asked = call_log(self, None, |log, asks| log.mark(attachment, mark, bytes, asks));
-        let number = asked.and_then(|(number, _)| number).ok_or_else(|| failed(back))?;
+        let now = self.now();
+        let asked = tell_log(self, now, |log, asks| log.mark(attachment, mark, bytes, asks));
+        let number = asked.flatten().ok_or_else(|| failed(back))?;
         let mut pause = FIRST_LOOK;
         loop {
-            let state = back.log().mark_state(attachment, number);
+            let state = tell_log(self, self.now(), |log, _| log.mark_state(attachment, number));
             match state {
-                MarkState::Durable(sequence) => return Ok(Some(sequence)),
-                MarkState::Failed => return Err(failed(back)),
-                MarkState::Waits if !go_on() => {
-                    back.log().forget_mark(attachment, number);
+                Some(MarkState::Durable(sequence)) => return Ok(Some(sequence)),
+                Some(MarkState::Failed) => return Err(failed(back)),
+                _ if !go_on() => {
+                    tell_log(self, self.now(), |log, _| log.forget_mark(attachment, number));
                     return Ok(None);
                 }
-                MarkState::Waits => {}
+                _ => {}
             }
             self.pause(pause);
             pause = (pause * 2).min(LOOK);
@@ -76,7 +77,9 @@ impl Core {
             let mut bytes = vec![0u8; piece.bytes as usize];
             // One that cannot be read has no name: it is no less a mark.
             if self.device.read_at(piece.place, &mut bytes).is_ok() {
-                back.log().name_mark(attachment, sequence, &piece, &bytes);
+                tell_log(self, self.now(), |log, _| {
+                    log.name_mark(attachment, sequence, &piece, &bytes);
+                });
             }
         }
     }

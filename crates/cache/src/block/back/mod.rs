@@ -21,12 +21,13 @@ mod view;
 mod words;
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_base::{ByteSize, Nanos};
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Held, Holder};
 use larder_engine::block::writeback::log::WriteLog;
@@ -233,14 +234,30 @@ pub(super) struct Back {
     drains: AtomicBool,
 }
 
+/// The log as those have it who look at it. It is changed by [`tell_log`], so that what follows from that is done.
+pub(super) struct Looks<'a>(MutexGuard<'a, WriteLog<Payload>>);
+
+impl Deref for Looks<'_> {
+    type Target = WriteLog<Payload>;
+
+    fn deref(&self) -> &WriteLog<Payload> {
+        &self.0
+    }
+}
+
 impl Back {
     fn new(log: WriteLog<Payload>, cache: (Uuid, u64)) -> Back {
         Back { log: Mutex::new(log), volumes: RwLock::default(), cache, drains: false.into() }
     }
 
-    /// The log.
-    pub(super) fn log(&self) -> MutexGuard<'_, WriteLog<Payload>> {
-        locked(&self.log)
+    /// The log, to look at.
+    pub(super) fn log(&self) -> Looks<'_> {
+        Looks(locked(&self.log))
+    }
+
+    /// Does `f` with the log, for [`tell_log`] and queues: what it leaves to be done they have done.
+    pub(super) fn with_log<R>(&self, f: impl FnOnce(&mut WriteLog<Payload>) -> R) -> R {
+        f(&mut locked(&self.log))
     }
 
     pub(super) fn written(&self, attachment: u32) -> Option<Arc<Written>> {
@@ -384,7 +401,7 @@ impl Core {
         }
         let attachment = written.state.attachment;
         let all = self.drain(back, &written, go_on);
-        call_log(self, None, |log, asks| log.drain(attachment, false, asks));
+        tell_log(self, self.now(), |log, asks| log.drain(attachment, false, asks));
         if !all && written.is_kept(&back.log()) {
             return Err(fail(&self.troubles_of(&written).join("; ")));
         }
@@ -421,7 +438,7 @@ impl Core {
     /// meanwhile is not waited for.
     fn drain(&self, back: &Back, written: &Written, go_on: &mut dyn FnMut(u64) -> bool) -> bool {
         let attachment = written.state.attachment;
-        call_log(self, None, |log, asks| log.drain(attachment, true, asks));
+        tell_log(self, self.now(), |log, asks| log.drain(attachment, true, asks));
         let last = back.log().status(self.now(), attachment).map_or(0, |s| s.positions[3]);
         loop {
             let (clean, held, stands) = {

@@ -180,4 +180,49 @@ mod tests {
         }
         assert_eq!(place.read(), Ok(Found::Absent { was: false }));
     }
+
+    /// A place that its store names.
+    struct Named(Inner, NamedPlace);
+
+    impl MarkerPlace for Named {
+        fn read(&mut self) -> Result<Found, MarkerIoError> {
+            self.0.read()
+        }
+        fn look(&mut self) -> Result<Found, MarkerIoError> {
+            self.0.look()
+        }
+        fn write(&mut self, marker: &Marker) -> Result<(), MarkerIoError> {
+            self.0.write(marker)
+        }
+        fn remove(&mut self) -> Result<(), MarkerIoError> {
+            self.0.remove()
+        }
+        fn is_fenced(&self) -> bool {
+            self.0.is_fenced()
+        }
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+        fn named_by_store(&self) -> Option<NamedPlace> {
+            Some(self.1.clone())
+        }
+    }
+
+    /// By that a store is known again whose file system has another number after a reboot.
+    #[test]
+    fn what_the_store_says_of_its_place_is_known_whether_that_answers_or_not() {
+        let memory = MemoryMarker::new();
+        for is_this in [true, false] {
+            let says = NamedPlace { path: "/there/disk.larder".into(), is_this };
+            let place = Named(memory.open(false), says.clone());
+            let mut place = Patient::new(Box::new(place), Duration::from_millis(50));
+            assert_eq!(place.named_by_store(), Some(says.clone()));
+            memory.set_hangs(true);
+            assert!(place.look().is_err());
+            assert_eq!(place.named_by_store(), Some(says));
+            memory.set_hangs(false);
+        }
+        let place = Patient::new(memory.open(false), Duration::from_secs(2));
+        assert_eq!(place.named_by_store(), None);
+    }
 }

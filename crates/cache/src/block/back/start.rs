@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_engine::block::node::defaults;
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::{ForDevice, call_log, tell_log};
 use larder_engine::block::writeback::holder::{Comer, Holder, Logged, Refused, mark_of};
-use larder_engine::block::writeback::log::{Attach, Config, WriteLog};
+use larder_engine::block::writeback::log::{Asks, Attach, Config, WriteLog};
 use larder_engine::block::writeback::marker::{self, Why};
 use larder_engine::block::writeback::recovery::Recovered;
 use larder_engine::block::writeback::{Fault, destager, scan};
@@ -430,47 +430,45 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             core.keep_aside(&volume.name, &kept, (&found, &scanned))?;
         }
     }
-    if let Some(back) = core.back.get() {
-        // What is of volumes that came anew, or go their own way, is void.
-        let mut log = back.log();
-        for (&attachment, volume) in &found.volumes {
-            let bytes = log.give_up_found(attachment, volume);
-            let of = |v: &&VolumeRecord| v.write_back.is_some_and(|w| w.attachment == attachment);
-            if let Some(of) = sb.volumes.iter().find(of) {
-                say_void(&of.name, bytes);
-            }
+    // What is of volumes that came anew, or go their own way, is void.
+    for (&attachment, volume) in &found.volumes {
+        let bytes = tell_log(&**core, core.now(), |log, _| log.give_up_found(attachment, volume));
+        let of = |v: &&VolumeRecord| v.write_back.is_some_and(|w| w.attachment == attachment);
+        if let Some(of) = sb.volumes.iter().find(of) {
+            say_void(&of.name, bytes.unwrap_or(0));
         }
     }
     if core.back.get().is_some_and(|back| back.drains.load(Ordering::Relaxed)) {
         // The device is not written any more, and need not be able to make anything durable.
-        call_log(&**core, None, |log, asks| log.start_closed(core.now(), asks));
+        tell_log(&**core, core.now(), |log, asks| log.start_closed(core.now(), asks));
         return Ok(());
     }
     // What was read may not be durable yet, and counts from now on.
     core.device.sync()?;
     // The first batch of this run makes void what a crash may still bring back of the last.
-    let begun = call_log(&**core, None, |log, asks| log.start(asks));
-    let mut asks = begun.map(|(_, asks)| asks).unwrap_or_default();
-    loop {
-        let (writes, flush) = (std::mem::take(&mut asks.writes), asks.flush.take());
-        if writes.is_empty() && flush.is_none() {
-            break;
+    let mut asked = ForDevice::default();
+    call_log(&**core, None, |log, asks| log.start(asks), |first| asked = first);
+    while !asked.is_empty() {
+        let ForDevice { writes, flush, gives_up } = std::mem::take(&mut asked);
+        if let Some(why) = gives_up {
+            let (what, reason) = ("the write log", why.to_owned());
+            return Err(CacheError::System { what, reason });
         }
         for write in writes {
             let mut bytes = AlignedBuf::zeroed(write.len as usize);
             bytes[..write.head.len()].copy_from_slice(&write.head);
             core.device.write_at(write.at, &bytes)?;
-            let done = call_log(&**core, None, |log, asks| {
+            let done = |log: &mut WriteLog<_>, asks: &mut Asks<_>| {
                 log.written(core.now(), write.number, true, asks);
-            });
-            asks.add(done.map(|(_, asks)| asks).unwrap_or_default());
+            };
+            call_log(&**core, None, done, |more| asked.add(more));
         }
         if let Some(covers) = flush {
             core.device.sync()?;
-            let done = call_log(&**core, None, |log, asks| {
+            let done = |log: &mut WriteLog<_>, asks: &mut Asks<_>| {
                 log.flushed(core.now(), covers, true, asks);
-            });
-            asks.add(done.map(|(_, asks)| asks).unwrap_or_default());
+            };
+            call_log(&**core, None, done, |more| asked.add(more));
         }
     }
     match core.back.get().is_some_and(|back| back.log().is_started()) {
@@ -619,12 +617,13 @@ impl Core {
         let order = wished.map_or(kept_order(carried.order), |wished| wished.order);
         let config = BackConfig { order, ..BackConfig::default() };
         let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
-        let mut log = back.log();
-        log.attach(self.now(), attach);
-        log.cut_off(carried.attachment, carried.cut);
-        log.put_aside(carried.attachment);
-        log.recover(self.now(), carried.attachment, of, scanned);
-        drop(log);
+        let now = self.now();
+        tell_log(self, now, |log, _| {
+            log.attach(now, attach);
+            log.cut_off(carried.attachment, carried.cut);
+            log.put_aside(carried.attachment);
+            log.recover(now, carried.attachment, of, scanned);
+        });
         self.name_marks(back, carried.attachment);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use larder_base::{ByteSize, Nanos};
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
 use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::writeback::marker::{Again, Holds, Mark, Step};
@@ -201,7 +201,7 @@ impl<'a> Way<'a> {
             }
             Step::Settle => {
                 let attachment = holder.state().attachment;
-                self.back.log().put_aside(attachment);
+                tell_log(core, core.now(), |log, _| log.put_aside(attachment));
                 self.wait(within, go_on, |way| {
                     let log = way.back.log();
                     log.is_settled(attachment) || log.closed().is_some()
@@ -248,44 +248,50 @@ impl<'a> Way<'a> {
             Step::Show => self.show(holder),
             Step::Through | Step::Aside => {
                 let attachment = holder.state().attachment;
-                let mut log = self.back.log();
-                if step == Step::Through && holder.is_going() && log.closed().is_some() {
+                let through = step == Step::Through;
+                let goes = tell_log(core, core.now(), |log, _| {
+                    if through && holder.is_going() && log.closed().is_some() {
+                        return false;
+                    }
+                    volume.attachment.store(0, Ordering::SeqCst);
+                    if through {
+                        log.detach(attachment);
+                    }
+                    true
+                });
+                if goes == Some(false) {
                     return Ok(());
                 }
-                volume.attachment.store(0, Ordering::SeqCst);
-                if step == Step::Through {
-                    log.detach(attachment);
-                }
-                drop(log);
                 self.back.remove(attachment);
             }
             Step::Resume => {
                 let attachment = holder.state().attachment;
-                call_log(core, None, |log, asks| log.resume(attachment, asks));
+                tell_log(core, core.now(), |log, asks| log.resume(attachment, asks));
             }
             Step::CloseLog => {
-                call_log(core, None, |log, asks| {
-                    log.close(
-                        core.now(),
-                        "a volume that stays could not be recorded as dirty",
-                        asks,
-                    );
-                });
+                let why = "a volume that stays could not be recorded as dirty";
+                tell_log(core, core.now(), |log, asks| log.close(core.now(), why, asks));
             }
             Step::Refuse => {
-                self.back.log().refuse(holder.state().attachment, true);
+                self.refuse(holder, true);
                 if let Which::Held(written) = &self.which {
                     let at = written.place.as_ref().map(|place| locked(place).describe());
                     let why = format!("{} could not be written", at.unwrap_or_default());
                     core.refuses(written, &why);
                 }
             }
-            Step::Accept => self.back.log().refuse(holder.state().attachment, false),
+            Step::Accept => self.refuse(holder, false),
             // (A journal that was applied is void with its generation.)
             Step::EmptyJournal => {}
         }
         holder.done();
         Ok(())
+    }
+
+    /// Changes of the volume are not logged from now on, or again.
+    fn refuse(&self, holder: &Holder, refuses: bool) {
+        let attachment = holder.state().attachment;
+        tell_log(self.core, self.core.now(), |log, _| log.refuse(attachment, refuses));
     }
 
     /// Waits until something is so.
@@ -347,7 +353,7 @@ impl<'a> Way<'a> {
         let core = self.core;
         // Nobody is held, and nobody waits, for what cannot come.
         self.can_drain(attachment)?;
-        call_log(core, None, |log, asks| log.drain(attachment, true, asks));
+        tell_log(core, core.now(), |log, asks| log.drain(attachment, true, asks));
         let last = match step {
             Step::DestageMost => {
                 let status = self.back.log().status(core.now(), attachment);
@@ -362,7 +368,7 @@ impl<'a> Way<'a> {
                 || log.closed().is_some()
                 || status.is_none_or(|status| status.positions[0] >= last)
         });
-        call_log(core, None, |log, asks| log.drain(attachment, false, asks));
+        tell_log(core, core.now(), |log, asks| log.drain(attachment, false, asks));
         waited.and_then(|()| self.can_drain(attachment))
     }
 
@@ -525,8 +531,8 @@ impl<'a> Way<'a> {
         let mark = begins.known_mark(holder).map(str::to_owned);
         // Before the log has it: what was put aside is destaged at once, through its journal.
         back.add(Written { journal, ..Written::new(self.volume, holder, begins) });
-        call_log(core, None, |log, asks| {
-            let now = core.now();
+        let now = core.now();
+        tell_log(core, now, |log, asks| {
             if log.is_aside(state.attachment) {
                 let none = log.stored_mark(state.attachment).is_none();
                 if let Some(mark) = mark.filter(|_| none) {
@@ -549,11 +555,12 @@ impl<'a> Way<'a> {
         }
         // What it had under another number is void.
         if let Some(before) = holder.before().filter(|before| *before != state.attachment) {
-            let mut log = back.log();
-            let void = log.status(core.now(), before).map_or(0, |status| status.dirty);
-            log.detach(before);
-            drop(log);
-            say_void(&self.volume.name, void);
+            let void = tell_log(core, now, |log, _| {
+                let void = log.status(now, before).map_or(0, |status| status.dirty);
+                log.detach(before);
+                void
+            });
+            say_void(&self.volume.name, void.unwrap_or(0));
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
@@ -569,18 +576,19 @@ impl<'a> Way<'a> {
         let found = begins
             .found
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
-        let mut log = back.log();
-        if !log.is_aside(state.attachment) {
-            log.attach(core.now(), attach);
-            log.cut_off(state.attachment, state.cut);
-            log.put_aside(state.attachment);
-            if let Some((found, scanned)) = found {
-                log.recover(core.now(), state.attachment, found, scanned);
+        let now = core.now();
+        tell_log(core, now, |log, _| {
+            if !log.is_aside(state.attachment) {
+                log.attach(now, attach);
+                log.cut_off(state.attachment, state.cut);
+                log.put_aside(state.attachment);
+                if let Some((found, scanned)) = found {
+                    log.recover(now, state.attachment, found, scanned);
+                }
             }
-        }
+        });
         let had = self.volume.had().unwrap_or(0);
-        let beyond = beyond(&log, state.attachment, (self.volume.bytes(), had));
-        drop(log);
+        let beyond = beyond(&back.log(), state.attachment, (self.volume.bytes(), had));
         core.name_marks(back, state.attachment);
         tracing::error!("volume '{}': {beyond}", self.volume.name);
         back.add(Written { shown: true, ..Written::new(self.volume, holder, begins) });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::economy::{Change, Economy, Thrift};
 
 use super::super::attached::Attached;
@@ -21,11 +21,10 @@ impl Core {
     /// What the write budget makes of write-back now.
     fn economy(&self) -> Option<Economy> {
         let (now, means) = (self.now(), self.node_limits.limits.means(self.now()));
-        call_log(self, None, |log, asks| {
+        tell_log(self, now, |log, asks| {
             log.afford(now, means, asks);
             *log.economy()
         })
-        .map(|(economy, _)| economy)
     }
 
     /// How a volume will write back again that is written through for want of write budget.

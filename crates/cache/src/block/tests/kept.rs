@@ -328,3 +328,38 @@ fn a_volume_that_is_being_detached_does_not_change_over_and_no_marker_names_this
     assert!(why.contains("changed over or detached already"), "{why}");
     assert_eq!(marker(dir.path()).state, MarkerState::Clean);
 }
+
+/// A volume of which a start found something goes on before its marker is written: that is of the run before then. One of this run that could not be written
+/// may be there.
+#[test]
+fn a_marker_of_the_run_that_wrote_it_last_is_a_volumes_own_and_so_is_one_of_this_run_and_no_later()
+{
+    let dir = TempDir::new().unwrap();
+    drop(builder(dir.path(), ORDERED).open().unwrap());
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    cache.volume("disk").unwrap().write(0, [1; 4096]).wait().unwrap();
+    let core = cache.core();
+    let attachment = core.volume("disk").unwrap().attachment().unwrap();
+    let written = core.back.get().unwrap().written(attachment).unwrap();
+    let now = marker(dir.path());
+    assert_eq!(written.state.run, now.run);
+    assert_eq!(written.durable_run.load(Ordering::Relaxed), now.run);
+    // As if nothing of this run were known to be written.
+    written.durable_run.store(now.run - 1, Ordering::Relaxed);
+    let path = dir.path().join("disk.larder");
+    for run in [now.run - 1, now.run] {
+        let there = Marker { run, ..now.clone() };
+        std::fs::write(&path, [there.encode(), there.encode()].concat()).unwrap();
+        look(&cache);
+        assert!(status(&cache).troubles.is_empty(), "{run}: {:?}", status(&cache).troubles);
+        assert_eq!(marker(dir.path()), there, "{run}: it is not written anew");
+    }
+    let later = Marker { run: now.run + 1, ..now.clone() };
+    std::fs::write(&path, [later.encode(), later.encode()].concat()).unwrap();
+    look(&cache);
+    told(&cache, "nothing comes to the store any more");
+    // (It is left as it was found, for a stop that says so itself.)
+    std::fs::write(&path, [now.encode(), now.encode()].concat()).unwrap();
+    look(&cache);
+    assert!(status(&cache).troubles.is_empty(), "{:?}", status(&cache).troubles);
+}

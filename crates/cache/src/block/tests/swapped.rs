@@ -8,7 +8,7 @@ use larder_volume::{Backing, OpenOptions, open_with};
 use super::*;
 use crate::block::back::discard::{DiscardWish, discard};
 use crate::block::back::{
-    BackConfig, BackWish, Grain, MarkerAt, Order, Pace, RecoverError, RecoverWish, recover,
+    BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Pace, RecoverError, RecoverWish, recover,
 };
 use crate::block::{Builder, Cache};
 
@@ -220,6 +220,39 @@ fn clean_stores_that_are_swapped_renamed_or_copied_with_their_markers_are_served
     }
 }
 
+/// A volume that comes to the store of another of this cache has a name of its own for its marker; what lies beside that store has the other's
+/// (`Holder::former`).
+#[test]
+fn clean_journaled_stores_that_are_swapped_are_served_with_the_journals_beside_them() {
+    let dir = TempDir::new().unwrap();
+    let journaled = |volumes: &[(&str, &str)]| {
+        let order = Order::Journaled(Cuts::Flushes);
+        let mut with = builder(dir.path(), volumes);
+        for (name, _) in volumes {
+            with = with.write_back(name, BackConfig { order, ..back() });
+        }
+        with
+    };
+    let cache = journaled(&OWN).open().unwrap();
+    for (name, byte) in [("a", 1), ("b", 2)] {
+        cache.volume(name).unwrap().write(0, [byte; 4096]).wait().unwrap();
+        assert!(cache.detach(name, &mut |_| true).unwrap());
+    }
+    drop(cache);
+    for round in 0..2 {
+        let cache = journaled(&SWAPPED).open().unwrap();
+        for (name, byte, store) in [("a", 2, "b.img"), ("b", 1, "a.img")] {
+            let disk = cache.volume(name).unwrap();
+            assert!(disk.read(0, 4096).wait().unwrap().iter().all(|&b| b == byte), "{name}");
+            disk.write(4096, [10 * byte + round; 4096]).wait().unwrap();
+            assert!(cache.core().destage(name, &mut |_| true).unwrap());
+            assert_eq!(cache.core().back_status(name).unwrap().journal_failure, None);
+            let stored = std::fs::read(dir.path().join(store)).unwrap();
+            assert!(stored[4096..8192].iter().all(|&b| b == 10 * byte + round), "{name}");
+        }
+    }
+}
+
 #[test]
 fn what_is_dirty_of_one_volume_is_not_given_up_with_another() {
     let dir = TempDir::new().unwrap();
@@ -316,6 +349,32 @@ fn a_cache_that_holds_what_no_store_has_is_not_formatted_without_a_word_for_that
     let said = open::format(&config, [3; 32], UnixSecs(1)).unwrap_err().to_string();
     assert!(said.contains("volume 'a': 4 KiB"), "{said}");
     all_is_there(builder(dir.path(), &OWN), &[("a", 1)]);
+    let config = FormatConfig { discard_dirty: true, ..config };
+    open::format(&config, [3; 32], UnixSecs(1)).unwrap();
+}
+
+/// What it holds cannot be seen: it may be dirty.
+#[test]
+fn a_device_with_a_write_log_of_a_former_format_is_not_formatted_without_a_word_for_that() {
+    use larder_format::block::superblock::{COPY_BYTES, FEATURE_FORMER_WRITE_LOG};
+    let dir = TempDir::new().unwrap();
+    dirty(dir.path(), false, &["a"]);
+    let path = dir.path().join("cache");
+    let mut head = std::fs::read(&path).unwrap()[..2 * COPY_BYTES].to_vec();
+    for copy in head.chunks_exact_mut(COPY_BYTES) {
+        copy[16..24].copy_from_slice(&FEATURE_FORMER_WRITE_LOG.to_le_bytes());
+        let crc = crc32c::crc32c(&copy[12..]).to_le_bytes();
+        copy[8..12].copy_from_slice(&crc);
+    }
+    File::options().write(true).open(&path).unwrap().write_all_at(&head, 0).unwrap();
+    let config = FormatConfig { path, yes: true, ..format_config(&dir, SHAPE, 192 << 20) };
+    let refused = open::format(&config, [3; 32], UnixSecs(1)).unwrap_err();
+    assert!(matches!(refused, CacheError::Dirty { .. }), "{refused}");
+    let said = refused.to_string();
+    assert!(said.contains("write log of a former format"), "{said}");
+    let said = why(builder(dir.path(), &OWN));
+    assert!(said.contains("write log of a former format"), "{said}");
+    assert_eq!(std::fs::read(&config.path).unwrap()[..2 * COPY_BYTES], head, "it is changed");
     let config = FormatConfig { discard_dirty: true, ..config };
     open::format(&config, [3; 32], UnixSecs(1)).unwrap();
 }

@@ -11,6 +11,7 @@ use larder_base::Nanos;
 use super::coalesce::{Piece, Waiting};
 use super::event::{Came, Host, ShardIo};
 use super::held::Held;
+use super::logged::ForDevice;
 use super::ranged::Discards;
 use crate::block::api::{
     BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, SlotId, Source, Sum,
@@ -309,6 +310,8 @@ pub enum Message<B> {
     },
     /// A FLUSH likewise.
     FlushThrough,
+    /// What the write log asks of its device since somebody has called it who carries nothing out.
+    ForDevice(Box<ForDevice<B>>),
 }
 
 impl<B> Message<B> {

@@ -713,6 +713,7 @@ impl<H: Host> Queue<H> {
                 self.through(node, now, fx, id, (kind, at, len), bytes, may_punch);
             }
             Message::FlushThrough => self.flush_through(node, now, fx, id),
+            Message::ForDevice(asked) => self.for_device(node, now, fx, *asked),
             Message::IntentsReady => self.range_ready(node, now, fx, id),
             Message::RangeTurn => self.range_turn(node, now, id),
             Message::FlashRead { io, slot, line, lines } => fx.flash_read(io, slot, line, lines),

@@ -736,4 +736,60 @@ mod tests {
             assert!(judged.is_ok() && holder.drains());
         }
     }
+
+    /// By the number of one that was only tried the next start would take the marker that is there for one that was set back.
+    #[test]
+    fn the_superblock_has_the_number_of_a_marker_that_is_durable_not_of_one_that_was_tried() {
+        let there = |number| {
+            let of = Some((Uuid([2; 16]), 3));
+            let (mark, generation, run) = (Mark::Dirty(CACHE), 5, 9);
+            Read::There(Marker { mark, generation, number, run, of, moved: false })
+        };
+        let held = Held {
+            cache: CACHE,
+            entry: comer(None).record.unwrap(),
+            // Two were tried since the last that is known to be there.
+            number: 12,
+            durable: 10,
+            marked: true,
+            frontier: 0,
+        };
+        for machine in [Holder::goes, Holder::carried] {
+            let mut holder = machine(held, Fault::default());
+            let (mut tried, mut refused) = (0, false);
+            while let Some(step) = holder.next() {
+                match step {
+                    Step::Holds(holds) => {
+                        let entry = holder.entry(holds);
+                        assert_eq!(entry.marker, 10, "{step:?}");
+                        holder.recorded(entry);
+                    }
+                    Step::Mark(..) => {
+                        tried += 1;
+                        holder.failed();
+                    }
+                    step => {
+                        refused |= step == Step::Refuse;
+                        holder.done();
+                    }
+                }
+            }
+            assert!(tried == 2 && refused && holder.number() == 14, "{holder:?}");
+            // A start finds the last that is known, or any that was tried.
+            let left = holder.state();
+            for number in 10..=14 {
+                let comer = Comer { record: Some(left), ..comer(Some(Order::Flush)) };
+                let mut holder = Holder::comes(comer, Fault::default());
+                assert_eq!(holder.read(there(number), None), Ok(()), "{number}: {left:?}");
+            }
+            let comer = Comer { record: Some(left), ..comer(Some(Order::Flush)) };
+            let judged = Holder::comes(comer, Fault::default()).read(there(9), None);
+            assert_eq!(judged, Err(Refused::Marker(Why::SetBack)));
+        }
+        // One that was written counts.
+        let mut holder = Holder::again(held, Fault::default());
+        assert_eq!(holder.next(), Some(Step::Mark(Mark::Dirty(CACHE), 5)));
+        holder.done();
+        assert_eq!(holder.entry(Holds::Open(5)).marker, 13);
+    }
 }

@@ -527,4 +527,37 @@ mod tests {
         let there = Marker { number: 11, ..tried };
         assert_eq!(look_again(Read::There(there), &own, Some(&tried)), Again::Others);
     }
+
+    /// It was on its way for long, and is there now: nobody else has written it.
+    #[test]
+    fn a_marker_whose_number_was_tried_is_written_over_and_any_other_is_somebody_elses() {
+        let me = Uuid([1; 16]);
+        let of = Some((Uuid([9; 16]), 1));
+        let own =
+            Marker { mark: Mark::Dirty(me), generation: 5, number: 9, run: 3, of, moved: false };
+        // Clean ones were tried with the numbers 10 to 12, the last of which is known.
+        let tried = Marker { mark: Mark::Clean, number: 12, ..own };
+        let again = |there: Marker, tried| look_again(Read::There(there), &own, tried);
+        for number in 10..=12 {
+            let there = Marker { number, ..tried };
+            assert!(was_tried(&there, &tried, own.number), "{number}");
+            assert_eq!(again(there, Some(&tried)), Again::Lost, "{number}");
+            assert_eq!(again(there, None), Again::Others, "{number}: none was tried");
+        }
+        for number in [8, 9, 13] {
+            let there = Marker { number, ..tried };
+            assert!(!was_tried(&there, &tried, own.number), "{number}");
+            assert_eq!(again(there, Some(&tried)), Again::Others, "{number}");
+        }
+        for others in [
+            Marker { generation: 6, ..tried },
+            Marker { run: 4, ..tried },
+            Marker { of: Some((Uuid([8; 16]), 1)), ..tried },
+            Marker { of: Some((Uuid([9; 16]), 2)), ..tried },
+            Marker { mark: Mark::Dirty(Uuid([2; 16])), ..tried },
+        ] {
+            assert!(!was_tried(&others, &tried, own.number), "{others:?}");
+            assert_eq!(again(others, Some(&tried)), Again::Others, "{others:?}");
+        }
+    }
 }

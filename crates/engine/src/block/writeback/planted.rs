@@ -136,6 +136,10 @@ faults! {
     TornJournalBelieved,
     /// What is known of a torn journal is forgotten when it is used again.
     DoubtForgotten,
+    /// A journal is written that is another cache's, or another attachment's, by now.
+    OthersJournalWritten,
+    /// What the log asks of its device when somebody calls it who carries nothing out is dropped.
+    OperatorsAsksDropped,
 }
 
 /// A fault, or none.

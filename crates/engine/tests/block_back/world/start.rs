@@ -9,7 +9,7 @@ use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::node::backoff::Backoff;
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::limits::Limits;
-use larder_engine::block::node::logged::call_log;
+use larder_engine::block::node::logged::{ForDevice, call_log};
 use larder_engine::block::node::maintenance::{Maintenance, Pace, Work};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::quiet::Changes;
@@ -212,8 +212,15 @@ impl World {
     }
 
     fn attach(&mut self, v: usize, frontier: u64) {
-        let Some(kind) = self.kinds[v] else { return };
-        let attach = Attach {
+        let Some(attach) = self.attach_of(v, frontier) else { return };
+        let now = self.now;
+        self.life().shared.log.borrow_mut().attach(now, attach);
+    }
+
+    /// How the log is to have a volume, if that writes back.
+    pub(super) fn attach_of(&self, v: usize, frontier: u64) -> Option<Attach> {
+        let kind = self.kinds[v]?;
+        Some(Attach {
             attachment: v as u32 + 1,
             volume: Uuid([v as u8 + 1; 16]),
             generation: 1,
@@ -224,9 +231,7 @@ impl World {
             epoch: 0,
             marker: 0,
             marked: self.marked,
-        };
-        let now = self.now;
-        self.life().shared.log.borrow_mut().attach(now, attach);
+        })
     }
 
     /// The log as the last run has left it.
@@ -259,14 +264,13 @@ impl World {
             self.life().shared.log.borrow_mut().recover(now, attachment, of, &found);
         }
         self.started = false;
-        let ((), asks) = {
-            let shared = &self.life().shared;
-            call_log(shared, None, |log, asks| log.start(asks)).expect("a log")
-        };
-        for write in asks.writes {
+        let mut asked = ForDevice::default();
+        let shared = &self.life().shared;
+        call_log(shared, None, |log, asks| log.start(asks), |first| asked = first);
+        for write in asked.writes {
             self.push(Io::LogWrite(0, write));
         }
-        if let Some(covers) = asks.flush {
+        if let Some(covers) = asked.flush {
             self.push(Io::LogFlush(0, covers, 0));
         }
         for v in 0..self.stores.len() {

@@ -1,6 +1,7 @@
 //! What must hold.
 
 use super::*;
+use larder_engine::block::writeback::recovery::recover;
 
 impl World {
     /// A write's place in its volume's log; 0 of what was there before all.
@@ -63,6 +64,36 @@ impl World {
         if taken != sum || (sum > self.config.memory && count > 1) {
             let most = self.config.memory;
             return Err(format!("{sum} bytes go to stores, {taken} are taken, {most} may be"));
+        }
+        Ok(())
+    }
+
+    /// What a volume has let go of is in its store as a start would find the log after a power cut now.
+    pub(super) fn check_said(&mut self) -> Checked {
+        if self.log.closed().is_some() || !self.log.is_started() {
+            return Ok(());
+        }
+        let mut rose = false;
+        for volume in &mut self.volumes {
+            let status = self.log.status(self.now, volume.attachment);
+            let frontier = status.map_or(0, |status| status.positions[0]);
+            rose |= frontier > volume.let_go;
+            volume.let_go = volume.let_go.max(frontier);
+        }
+        // All of the log is read for it.
+        self.looks += u64::from(rose);
+        if !rose || self.setup.fault.is_none() && !self.looks.is_multiple_of(8) {
+            return Ok(());
+        }
+        let numbers: Vec<(u32, u64)> = self.volumes.iter().map(|v| (v.attachment, 0)).collect();
+        let found = recover(&self.scan_durable().batches, &numbers, self.planted());
+        for (v, volume) in self.volumes.iter().enumerate() {
+            let status = self.log.status(self.now, volume.attachment);
+            let frontier = status.map_or(0, |status| status.positions[0]);
+            let said = found.volumes[&volume.attachment].frontier;
+            if said < frontier && frontier > volume.begun {
+                return Err(format!("v{v}: all up to {frontier} is let go, {said} is durable"));
+            }
         }
         Ok(())
     }

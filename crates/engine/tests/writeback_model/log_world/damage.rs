@@ -140,7 +140,7 @@ impl World {
     }
 
     /// What a start after a power cut would read of the log.
-    fn scan_durable(&self) -> Scan {
+    pub(super) fn scan_durable(&self) -> Scan {
         self.scan_with(|at, bytes| bytes.copy_from_slice(self.device.durable(at, bytes.len())))
     }
 }

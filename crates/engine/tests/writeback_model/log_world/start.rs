@@ -18,6 +18,7 @@ impl World {
     pub(super) fn attach(&mut self, v: usize, frontier: u64) {
         let attach = self.attach_of(v, frontier);
         self.log.attach(self.now, attach);
+        (self.volumes[v].begun, self.volumes[v].let_go) = (frontier, frontier);
         if self.volumes[v].aside {
             self.log.put_aside(self.volumes[v].attachment);
         }

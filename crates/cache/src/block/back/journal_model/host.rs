@@ -14,6 +14,7 @@ use super::super::journal::{Coming, Journal, Kept, Of};
 use super::super::recover::{RecoverError, RecoverWish, recover_at};
 use super::disk::{Current, Disk};
 use super::marked::Marked;
+use super::objects::Objects;
 use super::world::{Run, World};
 
 /// Why a start was not done.
@@ -28,11 +29,23 @@ fn failed(why: impl ToString) -> NotDone {
     NotDone::Failed(why.to_string())
 }
 
-fn place(journal: &Disk, for_use: Use) -> Result<Box<dyn JournalPlace>, JournalError> {
-    region_over(Box::new(journal.clone()), for_use)
+/// Where the journal is: a region of a disk, or objects.
+#[derive(Clone)]
+pub(super) struct At {
+    disk: Disk,
+    objects: Option<Objects>,
 }
 
-fn read_of(found: &Found) -> marker::Read {
+impl At {
+    fn open(&self, for_use: Use) -> Result<Box<dyn JournalPlace>, JournalError> {
+        match &self.objects {
+            Some(objects) => Ok(objects.open()),
+            None => region_over(Box::new(self.disk.clone()), for_use),
+        }
+    }
+}
+
+pub(super) fn read_of(found: &Found) -> marker::Read {
     match found {
         Found::There(marker) => marker::Read::There(mark_of(marker, false)),
         Found::Absent { was } => marker::Read::Absent { was: *was },
@@ -41,7 +54,11 @@ fn read_of(found: &Found) -> marker::Read {
 }
 
 impl World {
-    fn marked(&mut self) -> Marked {
+    pub(super) fn at(&self) -> At {
+        At { disk: self.journal.clone(), objects: self.objects.clone() }
+    }
+
+    pub(super) fn marked(&mut self) -> Marked {
         Marked {
             inner: self.marker.open(false),
             memory: self.marker.clone(),
@@ -51,7 +68,13 @@ impl World {
         }
     }
 
-    fn says(&self, entry: &WrittenBack, number: u64, state: MarkerState, frontier: u64) -> Marker {
+    pub(super) fn says(
+        &self,
+        entry: &WrittenBack,
+        number: u64,
+        state: MarkerState,
+        frontier: u64,
+    ) -> Marker {
         Marker {
             number,
             state,
@@ -87,7 +110,10 @@ impl World {
                     if self.rotten == 0 {
                         return Err(format!("a start fails: {why}"));
                     }
-                    self.journal.wipe(0..8 << 10);
+                    match &self.objects {
+                        Some(objects) => objects.behead(),
+                        None => self.journal.wipe(0..8 << 10),
+                    }
                 }
             }
         }
@@ -138,6 +164,10 @@ impl World {
                 }
             }
         }
+        // It is held for as long as the volume is served.
+        if let Some(run) = &mut self.up {
+            run.marker = Some(place);
+        }
         why.map_or(Ok(()), |why| Err(NotDone::Failed(why)))
     }
 
@@ -162,7 +192,7 @@ impl World {
                     NotDone::Wrong(format!("a start is refused: {why:?}, {said:?}"))
                 })?;
                 if coming.journal.is_none() {
-                    let opened = place(&self.journal, Use::Make).map_err(failed)?;
+                    let opened = self.at().open(Use::Make).map_err(failed)?;
                     let journal = Journal::over(opened, &[holder.state().volume], self.fault());
                     coming.journal = Some(journal.map_err(failed)?);
                 }
@@ -178,7 +208,7 @@ impl World {
                 if self.power.is_off() {
                     return Err(failed("no power"));
                 }
-                if coming.doubt.is_some() && self.journal.is_failing() {
+                if coming.doubt.is_some() && self.journal_is_failing() {
                     // What could not be read counts as damaged.
                     self.rotten = self.rotten.max(2);
                 } else if coming.doubt.is_some() && !self.unsure && self.rotten == 0 {
@@ -226,10 +256,10 @@ impl World {
                 let Some(journal) = coming.journal.take() else {
                     return Err(NotDone::Wrong("there is no journal".into()));
                 };
-                let disk = self.journal.clone();
+                let at = self.at();
                 let kept = Kept::new(
                     of(holder.state().generation),
-                    Some(Box::new(move || place(&disk, Use::Make))),
+                    Some(Box::new(move || at.open(Use::Make))),
                     journal,
                     Default::default(),
                 );
@@ -245,8 +275,14 @@ impl World {
 
     /// The marker is to say how far the store is.
     pub(super) fn refresh(&mut self, run: &mut Run) {
+        if let Some(mut place) = run.marker.take() {
+            self.refreshes(run, &mut place);
+            run.marker = Some(place);
+        }
+    }
+
+    fn refreshes(&mut self, run: &mut Run, place: &mut Marked) {
         let Some(entry) = self.record else { return };
-        let mut place = self.marked();
         let own = marker::Marker {
             mark: Mark::Dirty(self.cache),
             generation: entry.generation,
@@ -281,12 +317,14 @@ impl World {
                 Holder::carried(held, self.fault())
             }
             _ => {
+                // What it has sent may come after its end.
+                self.is_cut_off(&mut run);
                 drop(run);
                 let power = self.rng.chance(0.5);
                 return self.ends(power);
             }
         };
-        let mut place = self.marked();
+        let Some(mut place) = run.marker.take() else { return Err("it has no marker".into()) };
         if self.rng.chance(0.3) {
             self.power.goes_after(self.rng.below(8));
         }
@@ -360,13 +398,14 @@ impl World {
             }
             if attempt > 8 {
                 self.store.fails(0.0);
-                self.journal.fails(0.0);
+                self.journal_fails(0.0);
             }
-            let (store, journal, fault) = (self.store.clone(), self.journal.clone(), self.fault());
+            let (store, at, fault) = (self.store.clone(), self.at(), self.fault());
             let mut marker = self.marked();
-            let mut open = |volume| Journal::over(place(&journal, Use::Apply)?, &[volume], fault);
+            let mut open = |volume| Journal::over(at.open(Use::Apply)?, &[volume], fault);
             let wish = RecoverWish { accept_torn: accept, ..RecoverWish::default() };
             let told = recover_at(&store, &mut marker, &mut open, &wish, fault);
+            drop(marker);
             self.say(|| format!("recover: {told:?}"));
             match told {
                 Ok(_) | Err(RecoverError::NoMarker(_)) => {
@@ -386,8 +425,8 @@ impl World {
                     self.crash(power)?;
                 }
                 Err(RecoverError::Torn { reason, .. }) => {
-                    if self.journal.is_failing() {
-                        self.journal.fails(0.0);
+                    if self.journal_is_failing() {
+                        self.journal_fails(0.0);
                         continue;
                     }
                     // A doubt outlasts what it is about.

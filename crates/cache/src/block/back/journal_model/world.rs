@@ -7,6 +7,7 @@ use larder_base::{Nanos, Rng};
 use larder_engine::block::PartKind;
 use larder_engine::block::node::logged::JournalPart;
 use larder_engine::block::writeback::destager::{Config, Destager, Effects, Pace};
+use larder_engine::block::writeback::marker;
 use larder_engine::block::writeback::overlay::{Dirty, Holds, Overlay, Stretch};
 use larder_engine::block::writeback::volume_log::{Cuts, Kind, Logged, Order, VolumeLog};
 use larder_engine::block::writeback::{Fault, Planted};
@@ -19,10 +20,12 @@ use larder_volume::op::Op;
 
 use super::super::journal::{Kept, Work};
 use super::disk::{Disk, Power};
+use super::marked::Marked;
+use super::objects::Objects;
 
 /// The volume is so many cells; each is written as a whole, and is three sectors, any of which may be lost.
 pub(super) const CELLS: u64 = 6;
-const CELL: u64 = 1536;
+pub(super) const CELL: u64 = 1536;
 /// Bytes of the log that stand for one write, so that an address tells which.
 const WRITE: u64 = CELLS * CELL;
 /// Bytes of the journal's place.
@@ -37,6 +40,12 @@ pub(super) struct Setup {
     pub(super) fails: bool,
     /// The journal is damaged or lost some time.
     pub(super) rots: bool,
+    /// The journal is in an object store.
+    pub(super) objects: bool,
+    /// There PUTs go over whatever is there: what must not be.
+    pub(super) unconditional: bool,
+    /// Whoever has the marker has it alone.
+    pub(super) fenced: bool,
     pub(super) fault: Option<Planted>,
     pub(super) trace: bool,
 }
@@ -52,6 +61,11 @@ pub(super) struct Counts {
     pub(super) carried: u64,
     pub(super) epochs: u64,
     pub(super) made_anew: u64,
+    /// Processes that came while another lived, and of those others the ones that went on when it was over.
+    pub(super) seconds: u64,
+    pub(super) woken: u64,
+    /// PUTs that came late.
+    pub(super) late: u64,
 }
 
 impl Counts {
@@ -62,6 +76,9 @@ impl Counts {
         self.carried += other.carried;
         self.epochs += other.epochs;
         self.made_anew += other.made_anew;
+        self.seconds += other.seconds;
+        self.woken += other.woken;
+        self.late += other.late;
     }
 }
 
@@ -107,12 +124,23 @@ impl Effects for Asked {
     }
 }
 
+/// What becomes of a run.
+enum Next {
+    Stays,
+    /// It goes, or is killed.
+    Leaves,
+    /// Another process comes.
+    Seconded,
+}
+
 /// What a run has in memory.
 pub(super) struct Run {
     pub(super) records: VolumeLog,
     overlay: Overlay,
     destager: Destager,
-    kept: Kept,
+    pub(super) kept: Kept,
+    /// The place of its marker.
+    pub(super) marker: Option<Marked>,
     pub(super) number: u64,
     pub(super) durable_number: u64,
     ios: Vec<Io>,
@@ -129,6 +157,7 @@ pub(super) struct World {
     pub(super) power: Power,
     pub(super) store: Disk,
     pub(super) journal: Disk,
+    pub(super) objects: Option<Objects>,
     pub(super) marker: MemoryMarker,
     pub(super) volume: Uuid,
     // What the cache device has.
@@ -153,6 +182,8 @@ pub(super) struct World {
     /// Something of the journal was damaged or removed; epochs that must be whole until that is over.
     pub(super) rotten: u64,
     pub(super) up: Option<Run>,
+    /// A process that does not go on for some time, and its marker as it knows it.
+    pub(super) paused: Option<(Run, marker::Marker)>,
     pub(super) counts: Counts,
 }
 
@@ -187,6 +218,8 @@ impl World {
         let power = Power::default();
         let store = Disk::new("store", CELLS * CELL, &power, rng.fork(1));
         let journal = Disk::new("journal", REGION, &power, rng.fork(2));
+        let unconditional = setup.unconditional;
+        let objects = setup.objects.then(|| Objects::new(&power, Rng::new(seed), unconditional));
         World {
             rng,
             setup,
@@ -195,7 +228,8 @@ impl World {
             power,
             store,
             journal,
-            marker: MemoryMarker::new(),
+            objects,
+            marker: if setup.fenced { MemoryMarker::fenced() } else { MemoryMarker::new() },
             volume: Uuid([9; 16]),
             cache: Uuid([1; 16]),
             caches: 1,
@@ -215,6 +249,7 @@ impl World {
             unsure: false,
             rotten: 0,
             up: None,
+            paused: None,
             counts: Counts::default(),
         }
     }
@@ -314,6 +349,7 @@ impl World {
             overlay,
             destager,
             kept,
+            marker: None,
             number,
             durable_number: number,
             ios: Vec::new(),
@@ -509,6 +545,24 @@ impl World {
         }
     }
 
+    /// What is on its way to the journal comes there late, or never, and this process does not hear of it.
+    pub(super) fn is_cut_off(&mut self, run: &mut Run) {
+        let at = run.ios.iter().position(|io| matches!(io, Io::Journal { .. }));
+        if let (Some(objects), Some(at)) = (&self.objects, at) {
+            objects.lingers();
+            self.end(run, at, &mut Asked::default());
+        }
+    }
+
+    pub(super) fn journal_fails(&self, share: f64) {
+        self.journal.fails(share);
+        self.objects.iter().for_each(|objects| objects.fails(share));
+    }
+
+    pub(super) fn journal_is_failing(&self) -> bool {
+        self.journal.is_failing() || self.objects.as_ref().is_some_and(Objects::is_failing)
+    }
+
     fn bytes(&self, dirty: &Dirty) -> Vec<u8> {
         let id = self.log[dirty.sequence as usize - 1].id;
         cells(dirty).flat_map(|_| fill(id)).collect()
@@ -532,6 +586,9 @@ impl World {
             _ => 0..REGION,
         };
         let done = match what {
+            _ if self.objects.is_some() => {
+                self.objects.as_ref().is_some_and(|objects| objects.harm(what == 3))
+            }
             0..3 => self.journal.rots(range),
             _ => {
                 self.journal.wipe(range);
@@ -625,7 +682,7 @@ impl World {
         run.records.is_clean() && run.destager.is_idle() && run.waiting.is_empty()
     }
 
-    fn act(&mut self, run: &mut Run) -> Result<bool, String> {
+    fn act(&mut self, run: &mut Run) -> Result<Next, String> {
         match self.rng.below(1_000) {
             0..120 => self.issue(run),
             120..270 => self.admit(run),
@@ -640,10 +697,14 @@ impl World {
             980..984 => self.store.crash(),
             984..987 => self.journal.crash(),
             987..991 if self.setup.rots => self.harm(),
-            991..996 => return Ok(true),
+            991..995 => return Ok(Next::Leaves),
+            995..997 => return Ok(Next::Seconded),
             _ => self.power.goes_after(self.rng.below(16)),
         }
-        Ok(false)
+        if self.paused.is_some() && self.rng.chance(0.05) {
+            self.wakes()?;
+        }
+        Ok(Next::Stays)
     }
 
     pub(super) fn play(&mut self, steps: u64) -> Result<(), String> {
@@ -651,20 +712,27 @@ impl World {
             if self.setup.fails && self.rng.chance(0.02) {
                 let share = if self.rng.chance(0.5) { 0.1 } else { 0.0 };
                 self.store.fails(share);
-                self.journal.fails(share);
+                self.journal_fails(share);
+            }
+            if let Some(objects) = &self.objects
+                && self.rng.chance(0.03)
+            {
+                self.counts.late += objects.some_land() as u64;
             }
             let Some(mut run) = self.up.take() else {
                 self.start()?;
                 continue;
             };
-            let goes = self.act(&mut run)?;
+            let next = self.act(&mut run)?;
             if self.power.is_off() {
                 drop(run);
                 self.fails()?;
-            } else if goes {
-                self.leaves(run)?;
-            } else {
-                self.up = Some(run);
+                continue;
+            }
+            match next {
+                Next::Stays => self.up = Some(run),
+                Next::Leaves => self.leaves(run)?,
+                Next::Seconded => self.seconded(run)?,
             }
         }
         self.up = None;

@@ -2,7 +2,7 @@
 //! destages a volume brings it to its store as changes of its own.
 
 use super::*;
-use crate::block::node::logged::{JournalPart, LogIo, call_log};
+use crate::block::node::logged::{ForDevice, JournalPart, LogIo, call_log};
 use crate::block::writeback::destager::Outcome;
 use crate::block::writeback::log::{
     Append, Asked, Asks, Found, Kept, Lies, MOST_RECORD, Piece, Sums, WriteLog,
@@ -70,11 +70,25 @@ impl<H: Host> Queue<H> {
         f: impl FnOnce(&mut WriteLog<H::Bytes>, &mut Asks<H::Bytes>) -> R,
     ) -> Option<R> {
         let means = node.limits().means(now);
-        let called = call_log(node, Some(self.me), |log, asks| {
+        let f = |log: &mut WriteLog<_>, asks: &mut Asks<_>| {
             log.afford(now, means, asks);
             f(log, asks)
-        });
-        let (result, Asks { writes, flush, gives_up, .. }) = called?;
+        };
+        let me = self.me;
+        let result = call_log(node, Some(me), f, |asked| self.for_device(node, now, fx, asked))?;
+        self.take_mail(node);
+        Some(result)
+    }
+
+    /// What the log asks of its device is begun.
+    pub(super) fn for_device<N: Node<H>>(
+        &mut self,
+        node: &N,
+        now: Nanos,
+        fx: &mut impl Effects<H>,
+        asked: ForDevice<H::Bytes>,
+    ) {
+        let ForDevice { writes, flush, gives_up } = asked;
         if let Some(why) = gives_up {
             // What else is on the device is as doubtful, and destage waits for none of it.
             node.give_up(now, why.to_owned());
@@ -90,8 +104,6 @@ impl<H: Host> Queue<H> {
         if let Some(covers) = flush {
             fx.log_flush(covers);
         }
-        self.take_mail(node);
-        Some(result)
     }
 
     /// A change of a volume that writes back begins: part by part into the log.

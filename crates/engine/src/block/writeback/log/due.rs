@@ -2,6 +2,7 @@
 
 use larder_base::Nanos;
 
+use super::super::planted::Planted;
 use super::{Asks, Attached, FLUSH_EVERY, WriteLog};
 
 impl<B: Clone> WriteLog<B> {
@@ -13,6 +14,25 @@ impl<B: Clone> WriteLog<B> {
         let durable = self.counts_durable();
         let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
         asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
+    }
+
+    /// Somebody has changed something who writes nothing: what waited for that goes on.
+    pub fn follow(&mut self, now: Nanos, asks: &mut Asks<B>) {
+        self.acknowledge(now, asks);
+        if !self.waiting.is_empty() {
+            self.form(now, asks);
+        }
+        self.flush_device(now, asks);
+        if self.fault.is(Planted::OperatorsAsksDropped) {
+            (asks.writes, asks.flush) = (Vec::new(), None);
+        }
+    }
+
+    /// The batches and footers that are being written, and what the flush of the device that is under way makes durable: whoever has to do with
+    /// that has not said yet how it ended.
+    pub fn under_way(&self) -> (Vec<u64>, Option<u64>) {
+        let batches = self.writing.keys().copied();
+        (batches.chain(self.footers.under_way()).collect(), self.flushing)
     }
 
     /// When [`WriteLog::due`] is to be called, if nothing happens before.

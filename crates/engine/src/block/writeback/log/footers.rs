@@ -65,6 +65,11 @@ impl<B> Default for Footers<B> {
 }
 
 impl<B> Footers<B> {
+    /// The numbers of those that are being written.
+    pub(super) fn under_way(&self) -> impl Iterator<Item = u64> {
+        self.writing.keys().copied()
+    }
+
     /// Of the log that a start has found: segments that the last run had no time to seal.
     pub(super) fn found(found: &Recovered, scan: &Scan) -> Footers<B> {
         let mut footers = Footers::default();

@@ -91,6 +91,8 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         Message::Marked { .. } => 16,
         Message::Through { .. } => 17,
         Message::FlushThrough => 18,
+        // (A run with a write log is not recorded.)
+        Message::ForDevice(_) => 19,
     };
     out.push(tag);
     put(out, op.0);
@@ -129,6 +131,7 @@ pub(super) fn put_message<B>(out: &mut Vec<u8>, op: OpId, message: &Message<B>) 
         Message::Done { .. }
         | Message::IntentsReady
         | Message::FlushThrough
+        | Message::ForDevice(_)
         | Message::RangeTurn
         | Message::BudgetKept
         | Message::Logged { .. } => {}
@@ -198,6 +201,7 @@ pub(super) fn take_message(c: &mut Cursor<'_>) -> Result<(OpId, Message<()>), Ba
             may_punch: c.at_most(1, "hole")? == 1,
         },
         18 => Message::FlushThrough,
+        19 => Message::ForDevice(Box::default()),
         other => return Err(unknown(other)),
     };
     Ok((op, message))
