@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
-use larder_block::cache::back::{BackWish, view};
+use larder_block::cache::back::{BackWish, marker_answers, view};
 use larder_block::cache::{CacheConfig, Cached, RulesConfig, Warmth, open, without};
 use larder_block::control::{Absent, Control, ControlServer, HowOpened, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
@@ -207,6 +207,12 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
                     journal: writes.journals.get(name).cloned().unwrap_or_default(),
                     moved: writes.moved.contains(name),
                 };
+                if waits && let Err(e) = marker_answers(&*store, &wish) {
+                    let read_only = all_read_only || read_only;
+                    let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
+                    absent.push(Absent { name, uri, read_only, why });
+                    continue;
+                }
                 let store = view(name, store, &wish).map_err(failed)?;
                 volumes.add(Volume::new(name, store, line, true)).map_err(|e| usage(&e))?;
             }

@@ -25,7 +25,9 @@ use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
 use super::journal::{Coming, JournalAt, Journaling, Of};
-use super::start::{no_journal, open_journal, random_uuid, read_marker, volume_error};
+use super::start::{
+    marker_error, no_journal, open_journal, random_uuid, read_marker, volume_error,
+};
 use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
 /// Why a step was not done.
@@ -482,7 +484,7 @@ impl<'a> Way<'a> {
         } else {
             Ok(())
         };
-        done.map_err(|error| self.fail(error.to_string()))?;
+        done.map_err(|error| NotDone::Failed(marker_error(&self.volume.name, &error)))?;
         if let Some(written) = &held {
             written.wrote(&marker);
         }
