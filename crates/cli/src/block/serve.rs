@@ -287,10 +287,12 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let connections = worker_memory * u64::from(args.threads);
     let inputs = CONNECTION_INPUT * args.connections;
     let devices = (VHOST_BUFFERS * vhost.count()) as u64;
-    let sum = stats.map_bytes + args.fill_memory.0 + destage + connections + inputs + devices;
+    let dirty = cache.write_log_memory();
+    let sum =
+        stats.map_bytes + args.fill_memory.0 + destage + dirty + connections + inputs + devices;
     info!(
         "memory: at most {} in all: {} for the map, {} for fills (--fill-memory), {} for connections (--connection-memory) and {} \
-         for what comes in by {} of them{}{}",
+         for what comes in by {} of them{}{}{}",
         ByteSize(sum),
         ByteSize(stats.map_bytes),
         args.fill_memory,
@@ -306,6 +308,11 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
             format!(", {} for what goes from the write log to stores", ByteSize(destage))
         } else {
             String::new()
+        },
+        if dirty == 0 {
+            String::new()
+        } else {
+            format!(", {} for what is dirty, if all of the write log is", ByteSize(dirty))
         },
     );
     let served = cache.clone();

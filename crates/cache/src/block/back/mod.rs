@@ -312,6 +312,11 @@ impl Core {
         self.back.get().map(|back| back.log().log_bytes())
     }
 
+    /// Bytes of memory that what is dirty in the write log takes at most; 0 if there is none.
+    pub fn write_log_memory(&self) -> u64 {
+        self.back.get().map_or(0, |back| back.log().most_memory())
+    }
+
     /// How a volume that writes back is doing; `None` of others.
     pub fn back_status(&self, name: &str) -> Option<BackStatus> {
         let (back, written) = self.back_of(name)?;

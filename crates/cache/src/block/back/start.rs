@@ -8,7 +8,7 @@ use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::holder::{Comer, Holder, Logged, Refused, mark_of};
 use larder_engine::block::writeback::log::{Attach, Config, WriteLog};
 use larder_engine::block::writeback::marker::{self, Why};
-use larder_engine::block::writeback::recovery::Recovered;
+use larder_engine::block::writeback::recovery::RecoveredPacked;
 use larder_engine::block::writeback::{Fault, destager, scan};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
@@ -417,7 +417,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let mut read =
         |at: u64, bytes: &mut [u8]| core.device.read_at(at, bytes).map_err(|_| scan::ReadFailed);
     let mut scanned = scan::scan(&area, sb.uuid, &mut read);
-    let found = scanned.recover(&asked, Fault::default());
+    let found = scanned.recover_packed(&asked, Fault::default());
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
     let config = Config {
         cache: sb.uuid,
@@ -516,7 +516,7 @@ impl Core {
         record: Option<WrittenBack>,
         (cache, run): (Uuid, u64),
         wish: &BackWish,
-        found: Option<(&Recovered, &scan::Scan)>,
+        found: Option<(&RecoveredPacked, &scan::Scan)>,
         served: bool,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
@@ -621,7 +621,7 @@ impl Core {
         &self,
         name: &str,
         carried: &WrittenBack,
-        (found, scanned): (&Recovered, &scan::Scan),
+        (found, scanned): (&RecoveredPacked, &scan::Scan),
     ) -> Result<(), CacheError> {
         let Some((back, of)) = self.back.get().zip(found.volumes.get(&carried.attachment)) else {
             return Ok(());

@@ -10,7 +10,7 @@ use larder_engine::block::node::logged::call_log;
 use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
 use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::writeback::marker::{Again, Holds, Mark, Step};
-use larder_engine::block::writeback::recovery::Recovered;
+use larder_engine::block::writeback::recovery::RecoveredPacked;
 use larder_engine::block::writeback::scan;
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState};
@@ -72,7 +72,7 @@ pub(super) struct Begins<'a> {
     /// The last mark that its store is known to have, and the attachment of which that was said.
     pub mark: Option<(u32, String)>,
     /// What a start has found in the log.
-    pub found: Option<(&'a Recovered, &'a scan::Scan)>,
+    pub found: Option<(&'a RecoveredPacked, &'a scan::Scan)>,
 }
 
 impl Begins<'_> {

@@ -213,6 +213,15 @@ fn a_store_that_is_away_at_the_start_keeps_no_other_volume_and_is_gone_on_with_w
     daemon.stop();
 }
 
+/// 40 bytes for each 4 KiB of the 64 MiB that the log has.
+#[test]
+fn the_start_counts_what_dirty_data_may_take_of_memory() {
+    let dir = prepare();
+    let mut daemon = Daemon::start(dir.path(), &["--write", HELD]);
+    assert!(daemon.said("640 KiB for what is dirty"), "{:#?}", daemon.seen);
+    daemon.stop();
+}
+
 #[test]
 fn a_cache_that_was_given_up_counts_no_more_when_it_returns() {
     let dir = prepare();
