@@ -212,6 +212,10 @@ impl Session for ViewSession {
         self.of.wake_at()
     }
 
+    fn rest(&mut self) {
+        self.of.rest();
+    }
+
     fn native_fua(&self) -> bool {
         self.of.native_fua()
     }
