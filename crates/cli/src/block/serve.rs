@@ -8,7 +8,7 @@ use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
 use larder_block::cache::back::{BackWish, marker_answers, view};
 use larder_block::cache::{CacheConfig, Cached, RulesConfig, Warmth, open, without};
-use larder_block::control::{Absent, Control, ControlServer, HowOpened, http};
+use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
@@ -210,7 +210,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
                 if waits && let Err(e) = marker_answers(&*store, &wish) {
                     let read_only = all_read_only || read_only;
                     let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
-                    absent.push(Absent { name, uri, read_only, why });
+                    absent.push(Absent { name, uri, read_only, why, how: Lacks::More });
                     continue;
                 }
                 let store = view(name, store, &wish).map_err(failed)?;
@@ -219,7 +219,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
             Err(e) if waits => {
                 let read_only = all_read_only || read_only;
                 let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
-                absent.push(Absent { name, uri, read_only, why });
+                absent.push(Absent { name, uri, read_only, why, how: Lacks::Store });
             }
             Err(e) => {
                 return Err(runtime(&format!(
