@@ -2,6 +2,7 @@
 //! there: nothing that is asked for twice is there twice, and what is recovered of a volume runs on without a gap.
 #![no_main]
 
+use larder_engine::block::writeback::recovery::Records as _;
 use larder_engine::block::writeback::{Fault, recovery, scan};
 use larder_format::Uuid;
 use larder_format::block::superblock::WriteLogArea;
@@ -110,7 +111,12 @@ fuzz_target!(|data: &[u8]| {
     };
     let scanned = scan::scan(&area, CACHE, &mut read);
     let found = recovery::recover(&scanned.batches, &[(1, 0), (2, 0)], Fault::default());
-    for volume in found.volumes.values() {
+    let packed: recovery::RecoveredPacked =
+        recovery::recover_in(&scanned.batches, &[(1, 0), (2, 0)], Fault::default());
+    for (number, volume) in &found.volumes {
+        let mine = &packed.volumes[number];
+        assert_eq!(mine.records.each().collect::<Vec<_>>(), volume.records);
+        assert_eq!((mine.last, mine.gap), (volume.last, volume.gap));
         let mut before = volume.frontier;
         for dirty in &volume.records {
             let record = dirty.entry.record;

@@ -18,7 +18,7 @@ use larder_engine::block::OpId;
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{Append, Asks, Attach, Config, Sums, ToWrite, WriteLog};
-use larder_engine::block::writeback::recovery::recover;
+use larder_engine::block::writeback::recovery::Records as _;
 use larder_engine::block::writeback::scan::{ReadFailed, scan};
 use larder_engine::block::writeback::volume_log::{Kind, Order};
 use larder_format::Uuid;
@@ -144,9 +144,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         reads = (reads.0 + 1, reads.1 + bytes.len() as u64);
         device.read_at(at, bytes).map_err(|_| ReadFailed)
     };
-    let scanned = scan(&area, CACHE, &mut read);
+    let mut scanned = scan(&area, CACHE, &mut read);
     let at_scan = began.elapsed();
-    let found = recover(&scanned.batches, &[(1, 0)], Fault::default());
+    let found = scanned.recover_packed(&[(1, 0)], Fault::default());
     let at_recover = began.elapsed();
     let config = Config { run: 2, ..config };
     let mut log: WriteLog<()> = WriteLog::found(config, &found, &scanned);

@@ -1,27 +1,35 @@
 //! Memory of what is dirty in the write log, as the allocator sees it: all that a log with one volume has on the heap, divided by the dirty extents.
 //!
-//! The bound is 40 bytes a dirty extent of 4 KiB: records, overlay, checksums, times, dependencies, and what containers have to spare.
+//! The bound is 40 bytes a dirty extent of 4 KiB: records, overlay, checksums, times, dependencies, and what containers have to spare. A start that finds
+//! them takes 60 at most meanwhile.
 //! `cargo test -p larder-engine --release --test writeback_memory -- --nocapture` prints the figures, and how long a write and a lookup take.
 #![allow(clippy::unwrap_used, unsafe_code, reason = "a test counts what is allocated")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 
 use larder_base::{Nanos, Rng};
 use larder_engine::block::OpId;
+use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{
-    Append, Asked, Asks, Attach, Config, Found, Lies, MOST_RECORD, Sums, WriteLog,
+    Append, Asked, Asks, Attach, Config, Found, Lies, MEMORY_OF_BLOCK, MOST_RECORD, Sums, WriteLog,
 };
+use larder_engine::block::writeback::recovery::Records as _;
+use larder_engine::block::writeback::scan::scan;
 use larder_engine::block::writeback::volume_log::{Grain, Kind, Order};
 use larder_format::Uuid;
-use larder_format::block::write_log::{SegmentGeometry, segment::SEGMENT_BYTES};
+use larder_format::block::superblock::WriteLogArea;
+use larder_format::block::write_log::{SegmentGeometry, pieces, segment::SEGMENT_BYTES};
 
 struct Counting;
 
 thread_local! {
     /// Bytes of the heap that this thread has in use, each allocation with what an allocator adds.
     static USED: Cell<isize> = const { Cell::new(0) };
+    /// The most that there was.
+    static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
 fn used() -> isize {
@@ -30,7 +38,11 @@ fn used() -> isize {
 
 fn count(bytes: isize) {
     // A thread that ends counts no more.
-    let _ = USED.try_with(|used| used.set(used.get() + bytes));
+    let now = USED.try_with(|used| {
+        used.set(used.get() + bytes);
+        used.get()
+    });
+    let _ = now.and_then(|now| PEAK.try_with(|peak| peak.set(peak.get().max(now))));
 }
 
 /// What glibc takes for so many bytes: 8 more, in whole 16.
@@ -62,7 +74,11 @@ const EXTENTS: u64 = if cfg!(debug_assertions) { 1 << 18 } else { 1 << 20 };
 /// Blocks of the volume: 1 TiB.
 const BLOCKS: u64 = 1 << 28;
 /// Bytes a dirty extent of 4 KiB, at most.
-const MOST: f64 = 40.0;
+const MOST: f64 = MEMORY_OF_BLOCK as f64;
+/// The same while a start finds them.
+const MOST_AT_START: f64 = 60.0;
+/// Bytes of a batch's header or a footer, at most.
+const MOST_HEAD: u64 = 1 << 20;
 
 /// Nanoseconds that this thread was on a processor; 0 where that cannot be told.
 fn on_processor() -> u64 {
@@ -70,11 +86,41 @@ fn on_processor() -> u64 {
     text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
+fn config(run: u64) -> Config {
+    Config {
+        cache: Uuid([7; 16]),
+        run,
+        at: 1 << 20,
+        geometry: SegmentGeometry::new(SEGMENT_BYTES, 512).unwrap(),
+        segments: 4096,
+        depth: 2,
+        memory: 64 << 20,
+        wall: 1 << 60,
+    }
+}
+
+fn attach(order: Order) -> Attach {
+    Attach {
+        attachment: 1,
+        volume: Uuid([1; 16]),
+        generation: 1,
+        destage: destager::Config { order, pace: Pace::AtBound, most: 64 << 20, depth: 64 },
+        bound: Some(1 << 50),
+        age: None,
+        marked: false,
+        frontier: 0,
+        epoch: 0,
+        marker: 1,
+    }
+}
+
 /// A log with one volume whose device and store do at once what they are asked for.
 struct World {
     log: WriteLog<()>,
     now: Nanos,
     rng: Rng,
+    /// What it has written to its device but for payload, which is zeros, if that is kept: by the first byte.
+    device: Option<BTreeMap<u64, Vec<u8>>>,
     /// Bytes of the heap before there was a log.
     before: isize,
     /// Writes, and nanoseconds of this thread before them.
@@ -84,38 +130,19 @@ struct World {
 impl World {
     fn new(order: Order) -> World {
         let before = used();
-        let geometry = SegmentGeometry::new(SEGMENT_BYTES, 512).unwrap();
-        let config = Config {
-            cache: Uuid([7; 16]),
-            run: 1,
-            at: 1 << 20,
-            geometry,
-            segments: 4096,
-            depth: 2,
-            memory: 64 << 20,
-            wall: 1 << 60,
-        };
-        let mut log = WriteLog::new(config);
-        let attach = Attach {
-            attachment: 1,
-            volume: Uuid([1; 16]),
-            generation: 1,
-            destage: destager::Config { order, pace: Pace::AtBound, most: 64 << 20, depth: 64 },
-            bound: Some(1 << 50),
-            age: None,
-            marked: false,
-            frontier: 0,
-            epoch: 0,
-            marker: 1,
-        };
-        log.attach(Nanos(0), attach);
-        World { log, now: Nanos(0), rng: Rng::new(1), before, writes: (0, on_processor()) }
+        let mut log = WriteLog::new(config(1));
+        log.attach(Nanos(0), attach(order));
+        let writes = (0, on_processor());
+        World { log, now: Nanos(0), rng: Rng::new(1), device: None, before, writes }
     }
 
     /// The device has done what it was asked for; neither volume is stepped.
     fn carry(&mut self, mut asks: Asks<()>) {
         loop {
-            for write in std::mem::take(&mut asks.writes) {
+            for mut write in std::mem::take(&mut asks.writes) {
+                if let Some(device) = &mut self.device {
+                    device.insert(write.at, std::mem::take(&mut write.head));
+                }
                 self.log.written(self.now, write.number, true, &mut asks);
             }
             let Some(covers) = asks.flush.take() else { break };
@@ -129,8 +156,10 @@ impl World {
         let mut asks = Asks::default();
         for n in 0..batch {
             let at = at(&mut self.rng);
-            let sums: Vec<u32> =
-                (0..len.div_ceil(BLOCK)).map(|_| self.rng.below(1 << 32) as u32).collect();
+            let sums: Vec<u32> = match &self.device {
+                Some(_) => pieces::sums(&vec![0; len as usize]).collect(),
+                None => (0..len.div_ceil(BLOCK)).map(|_| self.rng.below(1 << 32) as u32).collect(),
+            };
             let sums = Sums::new(&sums);
             let append = Append {
                 op: OpId(n),
@@ -320,4 +349,69 @@ fn long_writes_take_little_more_than_their_checksums() {
         }
         assert!(world.say(&format!("in order, {} KiB", len >> 10), len) <= most);
     }
+}
+
+/// Bytes of a device on which this was written, and nothing else.
+fn read(device: &BTreeMap<u64, Vec<u8>>, at: u64, out: &mut [u8]) {
+    out.fill(0);
+    let end = at + out.len() as u64;
+    for (&from, bytes) in device.range(at.saturating_sub(MOST_HEAD)..end) {
+        let to = from + bytes.len() as u64;
+        let (start, stop) = (from.max(at), to.min(end));
+        if start < stop {
+            let mine = &bytes[(start - from) as usize..(stop - from) as usize];
+            out[(start - at) as usize..(stop - at) as usize].copy_from_slice(mine);
+        }
+    }
+}
+
+/// Memory of a start that finds a log of random writes of 4 KiB, with so many in a batch: bytes a record at most, and afterwards.
+fn start_with(batch: u64) -> (f64, f64) {
+    let mut world = World::new(Order::Any);
+    world.device = Some(BTreeMap::new());
+    while world.last() < EXTENTS {
+        world.write(batch, BLOCK, &mut anywhere);
+        if world.last().is_multiple_of(1 << 12) {
+            world.flush();
+        }
+    }
+    world.flush();
+    let (device, records) = (world.device.take().unwrap(), world.last());
+    let dirty = world.dirty();
+    drop(world);
+    let config = config(2);
+    let area = WriteLogArea { at: config.at, geometry: config.geometry, segments: config.segments };
+    let (before, began) = (used(), on_processor());
+    PEAK.with(|peak| peak.set(before));
+    let mut device = |at: u64, out: &mut [u8]| {
+        read(&device, at, out);
+        Ok(())
+    };
+    let mut scanned = scan(&area, config.cache, &mut device);
+    let found = scanned.recover_packed(&[(1, 0)], Fault::default());
+    let mut log: WriteLog<()> = WriteLog::found(config, &found, &scanned);
+    log.attach(Nanos(0), attach(Order::Any));
+    log.recover(Nanos(0), 1, &found.volumes[&1], &scanned);
+    let took = (on_processor() - began) / records;
+    assert_eq!(found.volumes[&1].records.len() as u64, records);
+    drop((found, scanned));
+    assert_eq!(log.status(Nanos(0), 1).unwrap().dirty, dirty);
+    let bytes = |used: isize| (used - before) as f64 / records as f64;
+    let (most, kept) = (bytes(PEAK.with(Cell::get)), bytes(used()));
+    println!(
+        "{batch} writes a batch: {most:.1} bytes a record at most, {kept:.1} kept; {took} ns each"
+    );
+    (most, kept)
+}
+
+#[test]
+fn a_start_that_finds_dirty_data_takes_60_bytes_of_memory_a_record_at_most() {
+    let (most, kept) = start_with(32);
+    assert!(most <= MOST_AT_START && kept <= MOST, "{most} {kept}");
+}
+
+#[test]
+fn a_start_whose_batches_have_one_record_takes_that_and_what_it_keeps_of_a_batch() {
+    let (most, kept) = start_with(1);
+    assert!(most <= MOST_AT_START + 120.0 && kept <= MOST, "{most} {kept}");
 }

@@ -31,6 +31,11 @@ impl Alone {
         self.session.submit(token, op);
     }
 
+    /// Nothing will be asked for a while: connections by which nothing is asked go.
+    pub fn rest(&mut self) {
+        self.session.rest();
+    }
+
     /// The next operation that has ended, or `None` when `timeout` is over. Where `is_over` says so it ends before, within 20 ms.
     pub fn next(&mut self, timeout: Duration, mut is_over: impl FnMut() -> bool) -> Option<Done> {
         const GLANCE: Duration = Duration::from_millis(20);

@@ -191,6 +191,10 @@ impl<S: Session> Session for Steps<S> {
     fn wake_at(&self) -> Option<Instant> {
         self.raw.wake_at()
     }
+
+    fn rest(&mut self) {
+        self.raw.rest();
+    }
 }
 
 #[cfg(test)]

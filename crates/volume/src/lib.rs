@@ -318,6 +318,9 @@ pub trait Session: Send {
         None
     }
 
+    /// Nobody turns it before it is asked something again: it keeps no server waiting.
+    fn rest(&mut self) {}
+
     /// A write's or trim's `fua` is kept by the store itself.
     fn native_fua(&self) -> bool {
         true

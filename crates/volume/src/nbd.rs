@@ -10,7 +10,12 @@
 //! that its flush succeeded must find its data. What is cached of such writes is dropped before that.
 //!
 //! **A server that stops** refuses requests with `ESHUTDOWN` and waits for its connections to end: they end (`stops`), and
-//! what was refused waits for the next server, as with a connection that broke.
+//! what was refused waits for the next server, as with a connection that broke. Where nobody asks it anything, a session that has a
+//! connection reads a few bytes every [`QUIET`], and so hears of it; a session that nobody polls has none then ([`Session::rest`]).
+//!
+//! **A server that offers no FLUSH**, and is followed by one that does: if that is the same export as far as is known, it is flushed from
+//! then on. What was written to it before counts as a loss. Where the operator vouches for what it has answered it may offer
+//! FLUSH and FUA or not: it is never flushed.
 //!
 //! **A server that hangs** takes connections and answers nothing. One that was silent for too long counts as lost until it has
 //! answered a request; with nobody there to ask it something, a session reads a few bytes of it.
@@ -74,6 +79,10 @@ const RENEWAL: u64 = u64::MAX;
 const PROBE: u64 = u64::MAX - 1;
 /// Bytes of it: no server insists on more.
 const PROBED: usize = 512;
+/// A server that has a connection is asked something so often at least.
+const QUIET: Duration = Duration::from_secs(5);
+/// For a server that may offer FLUSH by now to say so.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// What sessions of one store share.
 #[derive(Debug)]
@@ -87,10 +96,14 @@ struct Store {
     /// Bytes: the export may grow. A connection that was made before keeps the size that it was told, and is made anew.
     size: AtomicU64,
     timeout: Timeouts,
-    flush: Flushing,
+    /// The operator vouches for what it has answered.
+    durable: bool,
+    /// FLUSH is offered: a later server may, where the first did not.
+    flushes: AtomicBool,
     ledger: Ledger,
     reach: Reach,
     stops: Stops,
+    heard: Heard,
     /// See [`Backing::abandon`].
     abandoned: AtomicBool,
 }
@@ -100,13 +113,99 @@ impl Store {
         self.size.load(Ordering::SeqCst)
     }
 
-    /// Whether the server can do what it could, but for the size.
-    fn can_do_as_much(&self, now: &Negotiated) -> bool {
+    fn flush(&self) -> Flushing {
+        match (self.durable, self.flushes.load(Ordering::SeqCst)) {
+            (true, _) => Flushing::Needless,
+            (false, true) => Flushing::Offered,
+            (false, false) => Flushing::Missing,
+        }
+    }
+
+    /// What the server cannot do that it could, but for the size. One that need not be flushed need not offer that.
+    fn can_do_less(&self, now: &Negotiated) -> Option<&'static str> {
         let first = &self.negotiated;
-        first.flags & !now.flags == 0
-            && now.allocation.is_some() >= first.allocation.is_some()
-            && now.block.minimum <= first.block.minimum
-            && now.block.maximum >= first.block.maximum
+        let flushing = transmission::SEND_FLUSH | transmission::SEND_FUA;
+        let flags = match self.flush() {
+            Flushing::Needless => first.flags & !flushing,
+            Flushing::Offered => first.flags | transmission::SEND_FLUSH,
+            Flushing::Missing => first.flags,
+        };
+        let lacks = flags & !now.flags;
+        let blocks = (now.block.minimum, now.block.maximum);
+        if lacks & transmission::SEND_FLUSH != 0 {
+            Some("it does not offer FLUSH any more")
+        } else if lacks != 0 {
+            Some("it does not offer all commands that it did")
+        } else if now.allocation.is_none() && first.allocation.is_some() {
+            Some("it does not tell holes from data any more")
+        } else if blocks.0 > first.block.minimum || blocks.1 < first.block.maximum {
+            Some("it does not take all lengths of requests that it did")
+        } else {
+            None
+        }
+    }
+
+    /// Why what answers now is not the export that it was, as far as that is known.
+    fn is_another(&self, now: &Negotiated) -> Option<String> {
+        let (was, size) = (self.size(), now.size);
+        if size != was {
+            let grown = match size > was {
+                true => " (if it has grown, say so with larder block resize)",
+                false => "",
+            };
+            return Some(format!(
+                "the export is another one now: {size} bytes instead of {was}{grown}"
+            ));
+        }
+        self.can_do_less(now).map(|less| format!("the export can do less than it could: {less}"))
+    }
+
+    /// The same export is there as far as is known: it may offer FLUSH by now.
+    fn meets(&self, now: &Negotiated) {
+        if self.flush() == Flushing::Missing && now.has(transmission::SEND_FLUSH) {
+            self.flushes.store(true, Ordering::SeqCst);
+            tracing::info!(
+                "backing store '{}': offers FLUSH now, which it did not, and is flushed from now on",
+                self.uri
+            );
+            // No flush has covered what was written to it before, and none does.
+            self.loses("there was no FLUSH until now: writes may be gone that it had answered");
+        }
+    }
+
+    /// What it has answered and not made durable may be gone.
+    fn loses(&self, why: &str) {
+        if self.ledger.lost() {
+            tracing::error!("backing store '{}': {why}: every client's next flush fails", self.uri);
+        }
+    }
+}
+
+/// When something was last heard of the server, by any session, or it was last asked whether it is there.
+#[derive(Debug)]
+struct Heard {
+    begun: Instant,
+    /// Milliseconds since then.
+    last: AtomicU64,
+}
+
+impl Default for Heard {
+    fn default() -> Heard {
+        Heard { begun: Instant::now(), last: AtomicU64::new(0) }
+    }
+}
+
+impl Heard {
+    fn at(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.begun).as_millis() as u64;
+        // (Not with each answer: all sessions have it in common.)
+        if since >= self.last.load(Ordering::Relaxed) + 100 {
+            self.last.store(since, Ordering::Relaxed);
+        }
+    }
+
+    fn last(&self) -> Instant {
+        self.begun + Duration::from_millis(self.last.load(Ordering::Relaxed))
     }
 }
 
@@ -206,12 +305,8 @@ impl NbdBacking {
                 negotiated.block.maximum
             )));
         }
-        let flush = match (options.durable, negotiated.has(transmission::SEND_FLUSH)) {
-            (true, _) => Flushing::Needless,
-            (false, true) => Flushing::Offered,
-            (false, false) => Flushing::Missing,
-        };
-        if flush == Flushing::Missing && !read_only {
+        let flushes = negotiated.has(transmission::SEND_FLUSH);
+        if !flushes && !options.durable && !read_only {
             tracing::warn!(
                 "backing store '{name}' offers no FLUSH: nothing tells when what it has answered is durable"
             );
@@ -222,7 +317,8 @@ impl NbdBacking {
             trim: negotiated.has(transmission::SEND_TRIM),
             fast_zero: true,
             status: negotiated.allocation.is_some(),
-            flush,
+            // (The store says it anew.)
+            flush: Flushing::Missing,
             minimum: negotiated.block.minimum,
             maximum: negotiated.block.maximum,
         };
@@ -234,10 +330,12 @@ impl NbdBacking {
             size: AtomicU64::new(negotiated.size),
             negotiated,
             timeout,
-            flush,
+            durable: options.durable,
+            flushes: flushes.into(),
             ledger: Ledger::default(),
             reach: Reach::default(),
             stops: Stops::default(),
+            heard: Heard::default(),
             abandoned: AtomicBool::new(false),
         });
         let hub = if shared {
@@ -328,7 +426,7 @@ impl Backing for NbdBacking {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { size: self.store.size(), ..self.about }
+        Capabilities { size: self.store.size(), flush: self.store.flush(), ..self.about }
     }
 
     fn identity(&self) -> Result<Identity, BackingError> {
@@ -346,12 +444,15 @@ impl Backing for NbdBacking {
         if now < before {
             return Err(bad(format!("it had {before} bytes and has {now}: restore its size")));
         }
-        if !store.can_do_as_much(&found) || (found.read_only() && !self.about.read_only) {
-            return Err(bad(
-                "the export can do less than when it was attached: detach the volume and attach it again"
-                    .into(),
-            ));
+        let less = store.can_do_less(&found);
+        let less =
+            less.or((found.read_only() && !self.about.read_only).then_some("it is read-only"));
+        if let Some(less) = less {
+            return Err(bad(format!(
+                "the export can do less than when it was attached ({less}): detach the volume and attach it again"
+            )));
         }
+        store.meets(&found);
         match bytes {
             Some(bytes) if bytes > now => Err(bad(format!(
                 "the server exports {now} bytes: make the export larger there first"
@@ -382,6 +483,21 @@ impl Backing for NbdBacking {
         let (since, why) = self.store.reach.state().clone()?;
         let what = format!("'{}' is not reached: {why}; requests wait", self.store.uri);
         Some(StoreTrouble { state: "lost", since, what })
+    }
+
+    /// Of a server that offered no FLUSH: whether the one that is there now does, if no session has a connection by which that would be heard.
+    fn look_at_place(&self) {
+        let (store, now) = (&self.store, Instant::now());
+        let wanted = store.flush() == Flushing::Missing && !self.about.read_only;
+        if !wanted || store.stops.has_connections() || now < store.heard.last() + QUIET {
+            return;
+        }
+        store.heard.at(now);
+        if let Ok(found) = first_contact(&store.peer, store.timeout.connect.min(GLANCE))
+            && store.is_another(&found).is_none()
+        {
+            store.meets(&found);
+        }
     }
 
     fn abandon(&self, abandoned: bool) {
@@ -455,14 +571,14 @@ impl NbdSession {
             if let Some(at) = self.covers.iter().position(|c| c.0 == token) {
                 let (_, covers) = self.covers.swap_remove(at);
                 // One that the server was not asked for makes nothing durable.
-                if self.store.flush != Flushing::Missing {
+                if self.store.flush() != Flushing::Missing {
                     self.flushed(covers, outcome.is_ok());
                 }
             }
         } else if op.changes()
             && !op.is_durable()
             && outcome.is_ok()
-            && self.store.flush != Flushing::Needless
+            && self.store.flush() != Flushing::Needless
         {
             ledger.answered();
         }
@@ -487,7 +603,7 @@ impl NbdSession {
         let negotiated = &self.store.negotiated;
         let needed = match op {
             // Where it is missing, those who need it have been told so (`Capabilities::flush`).
-            Op::Flush if self.store.flush != Flushing::Offered => return Some(Ok(Vec::new())),
+            Op::Flush if self.store.flush() != Flushing::Offered => return Some(Ok(Vec::new())),
             Op::Trim { .. } => negotiated.has(transmission::SEND_TRIM),
             Op::WriteZeroes { fast, .. } => {
                 negotiated.has(transmission::SEND_WRITE_ZEROES)
@@ -516,9 +632,9 @@ impl NbdSession {
                 self.end(token, op, Err(Failure::new(FailureKind::Failed, text)));
             }
         }
-        let size = self.store.size();
         while !self.waiting.is_empty() {
-            let up = self.links.iter_mut().filter(|l| l.takes_requests() && l.size() == size);
+            let up =
+                self.links.iter_mut().filter(|l| l.takes_requests() && !is_old(&self.store, l));
             let best = up.min_by_key(|link| link.load().saturating_sub(FILLED));
             let Some(link) = best else { break };
             if let Some(next) = self.waiting.pop_front() {
@@ -535,13 +651,9 @@ impl NbdSession {
         let left = self.links[index].down(&self.registry, now, PAUSE);
         if was_up {
             tracing::warn!("backing store '{}': connection lost: {reason}", self.store.uri);
-            if self.store.ledger.lost() {
-                tracing::error!(
-                    "backing store '{}': with the connection writes may be gone that it had answered and not made durable: every \
-                     client's next flush fails",
-                    self.store.uri
-                );
-            }
+            self.store.loses(
+                "with the connection writes may be gone that it had answered and not made durable",
+            );
         } else if self.trouble.as_ref() != Some(&reason) {
             tracing::warn!("backing store '{}': no connection: {reason}", self.store.uri);
         }
@@ -566,16 +678,20 @@ impl NbdSession {
 
     /// Lets go of connections that know the export by a smaller size, as soon as nothing is under way on them: a server
     /// may refuse by them what lies behind. Where no other connection's flush covers what was written by one, it flushes
-    /// first.
+    /// first. Those go too that are to a server before the one that offers FLUSH.
     fn renew(&mut self, now: Instant) {
-        let size = self.store.size();
         for link in &mut self.links {
-            if !link.takes_requests() || link.size() == size || !link.is_idle() {
+            if !link.takes_requests() || !is_old(&self.store, link) || !link.is_idle() {
+                continue;
+            }
+            if self.store.flush() == Flushing::Offered && !link.flushes() {
+                self.store.loses("its server offers no FLUSH, and another follows that does");
+                link.goodbye();
                 continue;
             }
             let negotiated = &self.store.negotiated;
             let apart = !negotiated.has(transmission::CAN_MULTI_CONN)
-                && self.store.flush == Flushing::Offered;
+                && self.store.flush() == Flushing::Offered;
             if apart && self.store.ledger.is_owed() {
                 self.covers.push((RENEWAL, self.store.ledger.covers()));
                 link.submit(RENEWAL, Op::Flush, now);
@@ -621,15 +737,25 @@ impl NbdSession {
         }
     }
 
-    /// The connection by which a server that hung is to be asked whether it answers again, since nobody asks it anything.
-    fn to_probe(&self) -> Option<usize> {
-        let wanted = self.trouble.is_some() && self.in_flight == 0 && self.store.reach.hangs();
-        let idle = wanted && self.links.iter().all(Link::is_idle);
-        if idle { self.links.iter().position(Link::takes_requests) } else { None }
+    /// The connection by which the server is to be asked something, since nobody asks it anything, and when: one that hung is asked whether it answers
+    /// again, another whether it stops.
+    fn to_probe(&self) -> Option<(usize, Instant)> {
+        let abandoned = self.store.abandoned.load(Ordering::SeqCst);
+        if abandoned || self.in_flight > 0 || !self.links.iter().all(Link::is_idle) {
+            return None;
+        }
+        let index = self.links.iter().position(Link::takes_requests)?;
+        let at = match (self.trouble.is_some(), self.store.reach.hangs()) {
+            (true, true) => self.links[index].heard()?,
+            (true, false) => return None,
+            (false, _) => self.store.heard.last() + QUIET,
+        };
+        Some((index, at))
     }
 
     fn probe(&mut self, now: Instant) {
-        if let Some(index) = self.to_probe() {
+        if let Some((index, _)) = self.to_probe().filter(|(_, at)| *at <= now) {
+            self.store.heard.at(now);
             let len = PROBED.min(self.links[index].size() as usize);
             let probe = Op::Read { offset: 0, buf: AlignedBuf::zeroed(len) };
             self.links[index].submit(PROBE, probe, now);
@@ -640,6 +766,9 @@ impl NbdSession {
         for index in 0..self.links.len() {
             let mut news = std::mem::take(&mut self.news);
             let result = self.links[index].turn(now, &self.store.stops, &mut news);
+            if !news.is_empty() {
+                self.store.heard.at(now);
+            }
             for item in news.drain(..) {
                 if matches!(item, News::Done(_)) && self.store.reach.hangs() {
                     self.answers(now);
@@ -649,33 +778,25 @@ impl NbdSession {
                     News::Done(Done { token: RENEWAL, outcome, .. }) => self.renewed(&outcome),
                     News::Done(Done { token, op, outcome }) => self.end(token, op, outcome),
                     News::Ready(negotiated) => {
-                        let was = self.store.size();
-                        if negotiated.size == was && self.store.can_do_as_much(&negotiated) {
-                            self.links[index].up(&negotiated);
-                            if self.store.reach.hangs() {
-                                // Whether it answers again is to be seen.
-                                continue;
-                            }
-                            let had_trouble = self.trouble.take().is_some();
-                            if let Some(gone) = self.store.reach.found(now) {
-                                tracing::info!(
-                                    "backing store '{}': connected again, after {:.1} s",
-                                    self.store.uri,
-                                    gone.as_secs_f64()
-                                );
-                            } else if had_trouble {
-                                tracing::info!("backing store '{}': connected", self.store.uri);
-                            }
-                        } else {
-                            let now_size = negotiated.size;
-                            let grown = match now_size > was {
-                                true => " (if it has grown, say so with larder block resize)",
-                                false => "",
-                            };
-                            let reason = format!(
-                                "the export is another one now: {now_size} bytes instead of {was}{grown}, or it can do less"
+                        if let Some(why) = self.store.is_another(&negotiated) {
+                            self.broke(index, why, now);
+                            continue;
+                        }
+                        self.store.meets(&negotiated);
+                        self.links[index].up(&negotiated, self.store.durable);
+                        if self.store.reach.hangs() {
+                            // Whether it answers again is to be seen.
+                            continue;
+                        }
+                        let had_trouble = self.trouble.take().is_some();
+                        if let Some(gone) = self.store.reach.found(now) {
+                            tracing::info!(
+                                "backing store '{}': connected again, after {:.1} s",
+                                self.store.uri,
+                                gone.as_secs_f64()
                             );
-                            self.broke(index, reason, now);
+                        } else if had_trouble {
+                            tracing::info!("backing store '{}': connected", self.store.uri);
                         }
                     }
                 }
@@ -793,11 +914,15 @@ impl Session for NbdSession {
             if self.store.abandoned.load(Ordering::SeqCst) {
                 return None;
             }
-            // One that was lost is looked for, so that it is known when it is there again.
-            self.trouble.as_ref()?;
-            if let Some(index) = self.to_probe() {
-                return self.links[index].heard();
+            if let Some((_, at)) = self.to_probe() {
+                return Some(at);
             }
+            if self.trouble.is_none() {
+                // What is under way is a question whether it is there.
+                let busy = self.links.iter().filter(|link| !link.is_idle());
+                return busy.filter_map(|link| link.wake_at(timeout)).min();
+            }
+            // One that was lost is looked for, so that it is known when it is there again.
             let further = self.links.iter().skip(1).filter(|l| l.is_up());
             let links = self.links.iter().take(1).chain(further);
             return links.filter_map(|l| l.wake_at(timeout)).min();
@@ -806,9 +931,21 @@ impl Session for NbdSession {
         links.chain(self.waiting.iter().filter_map(|w| w.until)).min()
     }
 
+    /// Connections by which nothing is asked go.
+    fn rest(&mut self) {
+        if self.in_flight == 0 && self.trouble.is_none() {
+            self.links.iter_mut().filter(|link| link.is_idle()).for_each(Link::goodbye);
+        }
+    }
+
     fn native_fua(&self) -> bool {
         self.store.negotiated.has(transmission::SEND_FUA)
     }
+}
+
+/// A connection that was made before the export had grown, or to a server before the one that offers FLUSH.
+fn is_old(store: &Store, link: &Link) -> bool {
+    link.size() != store.size() || store.flush() == Flushing::Offered && !link.flushes()
 }
 
 impl Drop for NbdSession {

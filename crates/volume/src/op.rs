@@ -96,6 +96,18 @@ impl Op {
         }
     }
 
+    /// The same, where nothing is to be durable by it.
+    #[must_use]
+    pub fn without_fua(mut self) -> Op {
+        match &mut self {
+            Op::Write { fua, .. } | Op::Trim { fua, .. } | Op::WriteZeroes { fua, .. } => {
+                *fua = false;
+            }
+            Op::Read { .. } | Op::Flush | Op::Status { .. } => {}
+        }
+        self
+    }
+
     /// It changes what the store holds.
     pub fn changes(&self) -> bool {
         matches!(self, Op::Write { .. } | Op::Trim { .. } | Op::WriteZeroes { .. })

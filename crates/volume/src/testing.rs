@@ -1,10 +1,12 @@
 //! What tests ask stores with.
 #![allow(missing_docs, reason = "for tests")]
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use larder_base::Rng;
 use larder_runtime::{AlignedBuf, Payload};
+use parking_lot::{Condvar, Mutex};
 
 use crate::op::{Done, Op};
 use crate::{Backing, Session};
@@ -112,5 +114,35 @@ impl Client {
         let before = self.0;
         self.0 = before.max(losses);
         well && losses <= before
+    }
+}
+
+static HANGING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static ANSWERS: Condvar = Condvar::new();
+
+/// While this is there a directory is as on a file server that is away: whoever opens or reads a marker in it waits.
+#[derive(Debug)]
+pub struct Hangs(PathBuf);
+
+impl Hangs {
+    /// From now on.
+    pub fn new(dir: &Path) -> Hangs {
+        HANGING.lock().push(dir.to_owned());
+        Hangs(dir.to_owned())
+    }
+}
+
+impl Drop for Hangs {
+    fn drop(&mut self) {
+        HANGING.lock().retain(|dir| *dir != self.0);
+        ANSWERS.notify_all();
+    }
+}
+
+/// Waits while what is at this path hangs.
+pub(crate) fn answers(path: &Path) {
+    let mut hanging = HANGING.lock();
+    while hanging.iter().any(|dir| path.starts_with(dir)) {
+        ANSWERS.wait(&mut hanging);
     }
 }

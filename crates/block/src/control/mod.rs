@@ -44,7 +44,7 @@ use status::{
     RecordingStatus, Status, StoreStatus, TotalStatus, VolumeStatus,
 };
 use waiting::WaitingVolumes;
-pub use waiting::{Absent, RETRY};
+pub use waiting::{Absent, Lacks, RETRY};
 
 /// How a volume's store is to be opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +103,25 @@ impl std::fmt::Debug for Control {
 
 fn refused(message: impl Into<String>) -> Refusal {
     Refusal { message: message.into(), usage: false }
+}
+
+/// Why a volume whose store is open was not attached.
+struct NotAttached {
+    refusal: Refusal,
+    /// It may go another time, without anything being changed.
+    may_pass: bool,
+}
+
+impl From<Refusal> for NotAttached {
+    fn from(refusal: Refusal) -> NotAttached {
+        NotAttached { refusal, may_pass: false }
+    }
+}
+
+impl From<CacheError> for NotAttached {
+    fn from(error: CacheError) -> NotAttached {
+        NotAttached { may_pass: error.may_pass(), refusal: error.into() }
+    }
 }
 
 impl From<CacheError> for Refusal {
@@ -314,7 +333,7 @@ impl Control {
                 None => e.to_string(),
             })
         })?;
-        let attached = self.attach_store(name, store, trust, &wish)?;
+        let attached = self.attach_store(name, store, trust, &wish).map_err(|e| e.refusal)?;
         self.forget_waiting(name);
         Ok(attached)
     }
@@ -340,7 +359,7 @@ impl Control {
         store: Box<dyn Backing>,
         trust: bool,
         wish: &BackWish,
-    ) -> Result<Value, Refusal> {
+    ) -> Result<Value, NotAttached> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri = store.uri().to_owned();
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;

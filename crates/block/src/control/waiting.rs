@@ -27,6 +27,38 @@ pub struct Absent {
     pub read_only: bool,
     /// Why the store could not be opened, or the volume not be served with it, last.
     pub why: String,
+    /// What that was.
+    pub how: Lacks,
+}
+
+/// What a volume that waits lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lacks {
+    /// Its store.
+    Store,
+    /// Its store is there; something else does not answer, or is not to be had now.
+    More,
+    /// Nothing that comes by itself: its store is there, and the volume is refused.
+    Word,
+}
+
+impl Lacks {
+    /// The state of its store, in a word.
+    fn state(self) -> &'static str {
+        match self {
+            Lacks::Store | Lacks::More => "waiting",
+            Lacks::Word => "refused",
+        }
+    }
+
+    /// What is the matter with its store.
+    fn says(self) -> &'static str {
+        match self {
+            Lacks::Store => "could not be opened",
+            Lacks::More => "is there, and something else that the volume needs is not yet",
+            Lacks::Word => "is there, and the volume is not served with it",
+        }
+    }
 }
 
 struct Waiting {
@@ -34,8 +66,6 @@ struct Waiting {
     since: Instant,
     /// Attempts that failed.
     failed: u64,
-    /// The store is there, and the volume is not served with it.
-    refused: bool,
 }
 
 #[derive(Default)]
@@ -83,19 +113,19 @@ impl WaitingVolumes {
     }
 
     /// An attempt failed. What is new about it is said.
-    fn failed(&self, name: &str, refused: bool, why: String) {
+    fn failed(&self, name: &str, how: Lacks, why: String) {
         let mut state = self.state();
         let Some(waiting) = state.volumes.get_mut(name) else { return };
         waiting.failed += 1;
-        waiting.refused = refused;
-        if waiting.absent.why != why {
-            match refused {
-                true => tracing::error!(
+        if waiting.absent.why != why || waiting.absent.how != how {
+            match how {
+                Lacks::Word => tracing::error!(
                     "volume '{name}' is not served though its store is there: {why}"
                 ),
-                false => tracing::warn!("volume '{name}' waits for its store: {why}"),
+                Lacks::More => tracing::warn!("volume '{name}' waits, its store is there: {why}"),
+                Lacks::Store => tracing::warn!("volume '{name}' waits for its store: {why}"),
             }
-            waiting.absent.why = why;
+            (waiting.absent.why, waiting.absent.how) = (why, how);
         }
     }
 
@@ -108,15 +138,11 @@ impl WaitingVolumes {
             read_only: waiting.absent.read_only,
             rule: larder_policy::block::Rule::ByPolicy.as_str().to_owned(),
             store: StoreStatus {
-                state: if waiting.refused { "refused" } else { "waiting" }.into(),
+                state: waiting.absent.how.state().into(),
                 since_seconds: Some(waiting.since.elapsed().as_secs()),
                 trouble: Some(format!(
                     "{}, and is tried again every {} s: {}",
-                    if waiting.refused {
-                        "is there, and the volume is not served with it"
-                    } else {
-                        "could not be opened"
-                    },
+                    waiting.absent.how.says(),
                     RETRY.as_secs(),
                     waiting.absent.why
                 )),
@@ -144,7 +170,7 @@ impl Control {
                 absent.why,
                 RETRY.as_secs()
             );
-            let waiting = Waiting { absent, since: Instant::now(), failed: 1, refused: false };
+            let waiting = Waiting { absent, since: Instant::now(), failed: 1 };
             let count = {
                 let mut state = self.waiting.state();
                 state.volumes.insert(name.clone(), waiting);
@@ -173,21 +199,23 @@ impl Control {
             if !self.waiting.has(name) {
                 return;
             }
-            let refused = opened.is_ok();
             let attached = match opened {
                 Ok(store) => {
                     let mut wish = self.cache.config().wish_of(name);
                     wish.back = wish.back.filter(|_| !absent.read_only);
-                    self.attach_store(name, store, false, &wish).map_err(|e| e.message)
+                    self.attach_store(name, store, false, &wish).map_err(|e| {
+                        let how = if e.may_pass { Lacks::More } else { Lacks::Word };
+                        (how, e.refusal.message)
+                    })
                 }
-                Err(error) => Err(error),
+                Err(error) => Err((Lacks::Store, error)),
             };
             match attached {
                 Ok(_) => {
                     self.forget_waiting(name);
                     return;
                 }
-                Err(why) => self.waiting.failed(name, refused, why),
+                Err((how, why)) => self.waiting.failed(name, how, why),
             }
         }
     }

@@ -76,7 +76,7 @@ impl Core {
             && let Some(sb) = self.on_log(|log| log.line_space().cloned())?
         {
             // Before this cache knows the store by what it is now.
-            back::look(volume, wish, &sb)?;
+            back::look(volume, (wish, back::Asking::of(&self.config)), &sb)?;
         }
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
@@ -90,7 +90,7 @@ impl Core {
                 return Ok(taken_up);
             }
         }
-        Err(CacheError::Volume { name, reason: OVERTAKEN.to_owned() })
+        Err(CacheError::NotYet { name, reason: OVERTAKEN.to_owned() })
     }
 
     /// Plans where a volume goes, and carries it through. `None` if another volume has come, grown or gone meanwhile so that the plan holds no more.
@@ -129,7 +129,7 @@ impl Core {
             Err(_) => {
                 let reason =
                     "requests for the lines that it would have do not end: try again".to_owned();
-                return Err(CacheError::Volume { name, reason });
+                return Err(CacheError::NotYet { name, reason });
             }
         }
         open::say_cold(&decided);

@@ -202,7 +202,7 @@ impl Attached {
     ) -> Result<Arc<Attached>, CacheError> {
         let layout = superblock.layout;
         let line = u64::from(layout.line);
-        let fail = |reason: String| CacheError::Volume { name: volume.name().to_owned(), reason };
+        let fail = |reason: String| CacheError::NotYet { name: volume.name().to_owned(), reason };
         let session = volume.backing().session().map_err(|e| fail(e.to_string()))?;
         let session = Alone::new(session).map_err(|e| fail(format!("a session's poll: {e}")))?;
         let admission = setup::admission(&config.admission, superblock, record.bytes)?;
@@ -273,7 +273,7 @@ impl Attached {
     pub(super) fn make_durable_within(&self, timeout: Nanos) -> Result<(), CacheError> {
         let durable = self.volume.capabilities().read_only
             || self.flusher.flush(Duration::from_nanos(timeout.0));
-        durable.then_some(()).ok_or_else(|| CacheError::Volume {
+        durable.then_some(()).ok_or_else(|| CacheError::NotYet {
             name: self.name.clone(),
             reason: format!(
                 "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",

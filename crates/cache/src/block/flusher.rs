@@ -11,6 +11,9 @@ use larder_volume::op::Op;
 use super::locked;
 use super::volume::Volume;
 
+/// A store that was not flushed for so long is left alone until it is.
+const REST: Duration = Duration::from_secs(5);
+
 #[derive(Default)]
 struct State {
     numbers: Numbers,
@@ -131,11 +134,16 @@ impl Drop for Flusher {
 fn run(mut session: Alone, volume: &Volume, shared: &Shared) {
     loop {
         let number = {
+            let nothing = |s: &mut State| !s.stop && !s.numbers.is_wanted();
             let state = locked(&shared.state);
-            let mut state = shared
-                .changed
-                .wait_while(state, |s| !s.stop && !s.numbers.is_wanted())
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = shared.changed.wait_timeout_while(state, REST, nothing);
+            let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            if waited.timed_out() {
+                drop(state);
+                session.rest();
+                let waited = shared.changed.wait_while(locked(&shared.state), nothing);
+                state = waited.unwrap_or_else(PoisonError::into_inner);
+            }
             if state.stop {
                 return;
             }

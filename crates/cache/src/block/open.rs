@@ -222,6 +222,14 @@ pub enum CacheError {
         /// What is wrong, and what to do.
         reason: String,
     },
+    /// A volume for which something does not answer, or is not to be had now: it may go another time.
+    #[error("volume '{name}': {reason}")]
+    NotYet {
+        /// Its name.
+        name: String,
+        /// What does not answer, and what to do.
+        reason: String,
+    },
     /// A volume that is journaled, and has no journal.
     #[error("volume '{name}': {why}")]
     Journal {
@@ -284,6 +292,15 @@ pub enum CacheError {
 }
 
 impl CacheError {
+    /// It may go another time without anything being changed: what does not answer may answer then.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            CacheError::NotYet { .. } | CacheError::Device(_) | CacheError::System { .. } => true,
+            CacheError::Journal { why: NoJournal::Place(error), .. } => error.may_pass(),
+            _ => false,
+        }
+    }
+
     /// Whether there is no cache to be had at all: nothing there, or nothing that is one or can be read. Another process's is
     /// one, and so is one of another format.
     pub fn is_of_no_cache(&self) -> bool {
@@ -941,7 +958,10 @@ pub(super) fn comer(spec: &Arc<Volume>, trust: bool) -> Result<Comer, CacheError
         )));
     }
     let bytes = spec.backing().capabilities().size;
-    let identity = spec.backing().identity().map_err(|e| fail(e.to_string()))?;
+    let identity = spec
+        .backing()
+        .identity()
+        .map_err(|e| CacheError::NotYet { name: spec.name().to_owned(), reason: e.to_string() })?;
     Ok(Comer {
         name: spec.name().to_owned(),
         bytes,

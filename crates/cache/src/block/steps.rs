@@ -119,7 +119,7 @@ impl GrowIo for At<'_, Arc<Attached>> {
 
     fn identity(&mut self) -> Result<[u8; 64], CacheError> {
         let identity = self.of.volume().backing().identity();
-        identity.map(|identity| identity.encode()).map_err(|error| CacheError::Volume {
+        identity.map(|identity| identity.encode()).map_err(|error| CacheError::NotYet {
             name: self.of.name.clone(),
             reason: error.to_string(),
         })

@@ -22,6 +22,8 @@ const MARKER: Nanos = Nanos::from_secs(10);
 const LOOK: Nanos = Nanos::from_secs(1);
 /// For one read of a store.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A store that was not read for so long is left alone until it is.
+const REST: Nanos = Nanos::from_secs(5);
 
 /// What is kept of one volume between two rounds.
 #[derive(Default)]
@@ -30,6 +32,7 @@ pub(super) struct Watch {
     next_marker: Nanos,
     next_refresh: Nanos,
     session: Option<Alone>,
+    last_read: Nanos,
 }
 
 impl Watch {
@@ -58,6 +61,9 @@ impl Watch {
             }
         }
         self.meet_wishes(cache, volume);
+        if self.session.is_some() && cache.now() >= self.last_read + REST {
+            self.session = None;
+        }
     }
 
     /// Reads what the volume's detector wishes to see.
@@ -69,6 +75,7 @@ impl Watch {
                 self.session = open_session(volume);
             }
             let Some(open) = &mut self.session else { return };
+            self.last_read = cache.now();
             match read(open, offset, bytes as usize, || !cache.goes_on(volume)) {
                 Some(buf) => {
                     locked(detector).observe(offset, &buf);

@@ -60,7 +60,7 @@ pub fn open_without(
             (volume.name(), volume.backing()),
             None,
             back::NO_CACHE,
-            &through,
+            (&through, back::Asking::of(&config)),
             (true, false),
             &[],
         )?;

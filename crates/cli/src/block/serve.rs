@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
-use larder_block::cache::back::{BackWish, view};
+use larder_block::cache::back::{BackWish, marker_answers, view};
 use larder_block::cache::{CacheConfig, Cached, RulesConfig, Warmth, open, without};
-use larder_block::control::{Absent, Control, ControlServer, HowOpened, http};
+use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
@@ -207,13 +207,19 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
                     journal: writes.journals.get(name).cloned().unwrap_or_default(),
                     moved: writes.moved.contains(name),
                 };
+                if waits && let Err(e) = marker_answers(&*store, &wish) {
+                    let read_only = all_read_only || read_only;
+                    let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
+                    absent.push(Absent { name, uri, read_only, why, how: Lacks::More });
+                    continue;
+                }
                 let store = view(name, store, &wish).map_err(failed)?;
                 volumes.add(Volume::new(name, store, line, true)).map_err(|e| usage(&e))?;
             }
             Err(e) if waits => {
                 let read_only = all_read_only || read_only;
                 let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
-                absent.push(Absent { name, uri, read_only, why });
+                absent.push(Absent { name, uri, read_only, why, how: Lacks::Store });
             }
             Err(e) => {
                 return Err(runtime(&format!(
@@ -281,10 +287,12 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let connections = worker_memory * u64::from(args.threads);
     let inputs = CONNECTION_INPUT * args.connections;
     let devices = (VHOST_BUFFERS * vhost.count()) as u64;
-    let sum = stats.map_bytes + args.fill_memory.0 + destage + connections + inputs + devices;
+    let dirty = cache.write_log_memory();
+    let sum =
+        stats.map_bytes + args.fill_memory.0 + destage + dirty + connections + inputs + devices;
     info!(
         "memory: at most {} in all: {} for the map, {} for fills (--fill-memory), {} for connections (--connection-memory) and {} \
-         for what comes in by {} of them{}{}",
+         for what comes in by {} of them{}{}{}",
         ByteSize(sum),
         ByteSize(stats.map_bytes),
         args.fill_memory,
@@ -300,6 +308,11 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
             format!(", {} for what goes from the write log to stores", ByteSize(destage))
         } else {
             String::new()
+        },
+        if dirty == 0 {
+            String::new()
+        } else {
+            format!(", {} for what is dirty, if all of the write log is", ByteSize(dirty))
         },
     );
     let served = cache.clone();

@@ -26,7 +26,7 @@ use super::place::{Medium, PLACE_BYTES, copy_at, split};
 use super::{MarkerIoError, NamedPlace};
 
 /// Behind the name of the image.
-const SUFFIX: &str = ".larder";
+pub(super) const SUFFIX: &str = ".larder";
 /// Behind the name of the marker, while it is made.
 const NEW: &str = ".new";
 /// The longest name that leaves room for these, bytes.
@@ -66,6 +66,8 @@ impl FileMedium {
         look: bool,
     ) -> Result<FileMedium, MarkerIoError> {
         let none = |why: String| MarkerIoError::NoPlace { store: store.to_owned(), why };
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::answers(image.path());
         let path = image.path().canonicalize().map_err(|e| none(plain(&e)))?;
         let stat = image.stat().map_err(|e| none(plain(&e)))?;
         let found = path.metadata().map_err(|e| none(plain(&e)))?;
@@ -94,6 +96,8 @@ impl FileMedium {
     /// # Errors
     /// What is wrong with the path.
     pub(super) fn at(path: &Path, image: Option<Image>, look: bool) -> Result<FileMedium, String> {
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::answers(path);
         let whole = match path.canonicalize() {
             Ok(whole) => whole,
             // There may be none yet; its directory must be there.
@@ -196,6 +200,8 @@ impl FileMedium {
 
     /// Opens what is at its name now, unless it is open already.
     fn hold(&mut self) -> Result<Option<&Held>, MarkerIoError> {
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::answers(&self.path);
         for _ in 0..TRIES {
             let at_name = self.at_name()?.as_ref().map(which);
             if self.held.as_ref().map(|held| held.which) == at_name {

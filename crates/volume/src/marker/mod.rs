@@ -166,6 +166,17 @@ pub enum MarkerIoError {
     },
 }
 
+impl MarkerIoError {
+    /// It may go another time without anything being changed here: the place does not answer, or somebody else has it.
+    pub fn may_pass(&self) -> bool {
+        use MarkerIoError as E;
+        matches!(
+            self,
+            E::Held { .. } | E::Changed { .. } | E::Unreachable { .. } | E::Failed { .. }
+        )
+    }
+}
+
 /// A place for a marker. Calls wait for their I/O: it is used from a volume's own thread.
 pub trait MarkerPlace: Send {
     /// Looks what is there. What is found is what the next write may follow.
@@ -226,7 +237,8 @@ pub struct PlaceOptions {
     pub timeout: Timeouts,
 }
 
-/// The place of a store's marker. Nothing is read yet, and no server is asked: [`MarkerPlace::read`] says how it went.
+/// The place of a store's marker. Nothing is read yet, and no server is asked: [`MarkerPlace::read`] says how it went. A file's directory is
+/// opened, which may hang with its file system: [`Unopened`] can be opened by another thread.
 ///
 /// # Errors
 /// [`MarkerIoError::NoPlace`] where the store has none and none was named; `Option` if what was named cannot be one.
@@ -234,36 +246,75 @@ pub fn marker_place(
     store: &dyn Backing,
     options: &PlaceOptions,
 ) -> Result<Box<dyn MarkerPlace>, MarkerIoError> {
-    let image = store.image();
-    if let Some(option) = &options.at {
-        return named(store, image, option, options);
-    }
-    let none =
-        |why: &str| MarkerIoError::NoPlace { store: store.uri().to_owned(), why: why.into() };
-    match store.uri().parse::<Uri>() {
-        Ok(Uri::File { .. }) => match image {
-            Some(image) if !image.is_device() => Ok(Box::new(Place::new(
-                file::FileMedium::beside(store.uri(), image, options.look)?,
-            ))),
-            _ => Err(none("it is a block device")),
-        },
-        Ok(Uri::NbdUnix { .. } | Uri::NbdTcp { .. }) => {
-            Err(none("an NBD export has none beside it"))
+    Unopened::of(store, options).open()
+}
+
+/// The place of a store's marker, before anything of it is asked: it needs its store no more.
+#[derive(Debug)]
+pub struct Unopened {
+    store: String,
+    image: Option<Image>,
+    peer: Option<crate::Peer>,
+    options: PlaceOptions,
+}
+
+impl Unopened {
+    /// That of this store.
+    pub fn of(store: &dyn Backing, options: &PlaceOptions) -> Unopened {
+        Unopened {
+            store: store.uri().to_owned(),
+            image: store.image(),
+            peer: store.peer(),
+            options: options.clone(),
         }
-        #[cfg(feature = "object")]
-        Ok(uri @ Uri::S3 { .. }) => match object::ObjectMedium::connect(&uri, options) {
-            Ok(medium) => Ok(Box::new(Place::new(medium))),
-            Err(why) => Err(none(&why)),
-        },
-        #[cfg(not(feature = "object"))]
-        Ok(Uri::S3 { .. }) => Err(none("this program was built without object stores")),
-        Err(_) => Err(none("it is of no kind that is known")),
+    }
+
+    /// Where it is, for people, as far as that is known before it is opened.
+    pub fn describe(&self) -> String {
+        match (&self.options.at, &self.image) {
+            (Some(at), _) => format!("marker '{at}'"),
+            (None, Some(image)) if !image.is_device() => {
+                format!("marker '{}{}'", image.path().display(), file::SUFFIX)
+            }
+            (None, _) => format!("the marker of '{}'", self.store),
+        }
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As [`marker_place`].
+    pub fn open(self) -> Result<Box<dyn MarkerPlace>, MarkerIoError> {
+        let Unopened { store, image, peer, options } = self;
+        if let Some(option) = &options.at {
+            return named(image, peer, option, &options);
+        }
+        let none = |why: &str| MarkerIoError::NoPlace { store: store.clone(), why: why.into() };
+        match store.parse::<Uri>() {
+            Ok(Uri::File { .. }) => match image {
+                Some(image) if !image.is_device() => {
+                    Ok(Box::new(Place::new(file::FileMedium::beside(&store, image, options.look)?)))
+                }
+                _ => Err(none("it is a block device")),
+            },
+            Ok(Uri::NbdUnix { .. } | Uri::NbdTcp { .. }) => {
+                Err(none("an NBD export has none beside it"))
+            }
+            #[cfg(feature = "object")]
+            Ok(uri @ Uri::S3 { .. }) => match object::ObjectMedium::connect(&uri, &options) {
+                Ok(medium) => Ok(Box::new(Place::new(medium))),
+                Err(why) => Err(none(&why)),
+            },
+            #[cfg(not(feature = "object"))]
+            Ok(Uri::S3 { .. }) => Err(none("this program was built without object stores")),
+            Err(_) => Err(none("it is of no kind that is known")),
+        }
     }
 }
 
 fn named(
-    store: &dyn Backing,
     image: Option<Image>,
+    peer: Option<crate::Peer>,
     option: &str,
     options: &PlaceOptions,
 ) -> Result<Box<dyn MarkerPlace>, MarkerIoError> {
@@ -276,7 +327,7 @@ fn named(
         }
         #[cfg(feature = "nbd")]
         Uri::NbdUnix { .. } | Uri::NbdTcp { .. } => {
-            Ok(Box::new(Place::new(nbd::NbdMedium::new(uri, store.peer(), options))))
+            Ok(Box::new(Place::new(nbd::NbdMedium::new(uri, peer, options))))
         }
         #[cfg(feature = "object")]
         Uri::S3 { .. } => {
@@ -285,7 +336,7 @@ fn named(
         }
         #[cfg(not(all(feature = "nbd", feature = "object")))]
         _ => {
-            let _ = store;
+            let _ = peer;
             Err(bad("this program was built without stores of its kind".into()))
         }
     }

@@ -13,6 +13,7 @@ use super::words::{asked_for, ended, request};
 use super::{Peer, Place, Timeouts};
 use crate::op::{Done, FailureKind, Op};
 use larder_nbd::client::{Client, Event, Negotiated};
+use larder_nbd::wire::transmission;
 use larder_runtime::make_room;
 
 /// Why a connection ends whose server has refused a request with `ESHUTDOWN`.
@@ -96,6 +97,10 @@ struct Wire {
     up: bool,
     /// How large the export is, as far as this connection was told.
     size: u64,
+    /// Its server offers FLUSH.
+    flushes: bool,
+    /// Its server is not told that something is to be durable: it does not know FUA, and need not.
+    plain: bool,
     /// As other sessions know it.
     known: Arc<Known>,
     /// Its server is stopping: nothing more is asked of it, and it ends when all has been answered.
@@ -202,6 +207,8 @@ impl Link {
             watches_room: true,
             up: false,
             size: 0,
+            flushes: false,
+            plain: false,
             known,
             leaves: false,
             refused: Vec::new(),
@@ -211,11 +218,18 @@ impl Link {
         Ok(())
     }
 
-    /// The handshake was found good.
-    pub(super) fn up(&mut self, negotiated: &Negotiated) {
+    /// Its server offers FLUSH.
+    pub(super) fn flushes(&self) -> bool {
+        self.wire.as_ref().is_some_and(|w| w.flushes)
+    }
+
+    /// The handshake was found good. `durable`: what the server answers is.
+    pub(super) fn up(&mut self, negotiated: &Negotiated, durable: bool) {
         if let Some(wire) = &mut self.wire {
             wire.up = true;
             wire.size = negotiated.size;
+            wire.flushes = negotiated.has(transmission::SEND_FLUSH);
+            wire.plain = durable && !negotiated.has(transmission::SEND_FUA);
         }
         self.retry = None;
     }
@@ -249,6 +263,7 @@ impl Link {
 
     pub(super) fn submit(&mut self, token: u64, op: Op, now: Instant) {
         if let Some(wire) = &mut self.wire {
+            let op = if wire.plain { op.without_fua() } else { op };
             if wire.client.in_flight() == 0 {
                 wire.heard = now;
             }

@@ -1,7 +1,7 @@
 //! A server that is asked to stop refuses requests with `ESHUTDOWN`, and waits for its clients to take their leave.
 //!
-//! Only who asks something hears of it. A connection by which nothing is asked would keep the server from ending, and
-//! the one that follows from beginning. So connections of all sessions are known here: when one hears that its server
+//! Only who asks something hears of it; where nobody does, a session asks for a few bytes now and then. A connection by which nothing is asked would keep
+//! the server from ending, and the one that follows from beginning. So connections of all sessions are known here: when one hears that its server
 //! stops, the idle ones that were made before are shut down, which their sessions see as any end; busy ones end when
 //! all has been answered.
 
@@ -52,6 +52,11 @@ impl Stops {
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(&known));
         known
+    }
+
+    /// Whether any session has a connection, or is about to.
+    pub(super) fn has_connections(&self) -> bool {
+        self.connections.lock().iter().any(|known| known.strong_count() > 0)
     }
 
     /// Whether its server has stopped since, as far as any session has heard.

@@ -4,6 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_base::Rng;
 use larder_runtime::{AlignedBuf, BufferPool, Payload};
+use mio::Interest;
+use mio::unix::SourceFd;
 use tempfile::TempDir;
 
 use super::*;
@@ -652,5 +654,164 @@ fn a_server_that_is_vouched_for_is_never_flushed_and_loses_nothing() {
         // (Sent again by another connection, it says that the one that has gone was noticed.)
         one(&mut *session, Op::Read { offset: 0, buf: AlignedBuf::zeroed(8192) }).outcome.unwrap();
         assert_eq!((locked(&server.state).flushes, backing.losses()), (0, 0));
+    }
+}
+
+/// Turns a session that nobody asks anything, as its thread does: when its descriptor says so, or when it wants to be.
+fn turns(session: &mut dyn Session) {
+    let now = Instant::now();
+    if session.wake_at().is_some_and(|at| at <= now) {
+        session.turn(now);
+    }
+    let mut events = Events::with_capacity(4);
+    let mut poll = Poll::new().unwrap();
+    let fd = session.fd();
+    poll.registry().register(&mut SourceFd(&fd), Token(0), Interest::READABLE).unwrap();
+    poll.poll(&mut events, Some(Duration::from_millis(5))).or_else(interrupted).unwrap();
+    if !events.is_empty() {
+        session.turn(Instant::now());
+    }
+}
+
+/// Nobody asks the volume anything: its server hears so little of it that it ends, and the next one is found.
+#[test]
+fn a_server_that_stops_is_left_by_those_who_ask_it_nothing() {
+    for multi_conn in [true, false] {
+        let server = Server::start(1 << 20, Manner { multi_conn, ..Manner::default() });
+        let backing = server.open(patient());
+        let mut sessions: Vec<_> = (0..2).map(|_| backing.session().unwrap()).collect();
+        for session in &mut sessions {
+            one(&mut **session, Op::Flush).outcome.unwrap();
+        }
+        server.stop();
+        let begun = Instant::now();
+        while server.kept() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{multi_conn}: it is kept");
+            sessions.iter_mut().for_each(|session| turns(&mut **session));
+        }
+        server.listen();
+        for session in &mut sessions {
+            one(&mut **session, write(0, 1)).outcome.unwrap();
+        }
+        assert_eq!(backing.losses(), 0);
+    }
+}
+
+#[test]
+fn a_session_that_nobody_turns_keeps_no_server_while_it_rests() {
+    let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+    let backing = server.open(patient());
+    let mut session = backing.session().unwrap();
+    one(&mut *session, write(0, 1)).outcome.unwrap();
+    one(&mut *session, Op::Flush).outcome.unwrap();
+    session.rest();
+    server.stop();
+    let begun = Instant::now();
+    while server.kept() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is kept");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.listen();
+    one(&mut *session, write(0, 2)).outcome.unwrap();
+    assert_eq!(backing.losses(), 0);
+}
+
+/// It is never flushed, so a server that cannot be is as good; one that lacks something else is not.
+#[test]
+fn a_store_that_is_vouched_for_goes_on_with_a_server_that_offers_no_flush() {
+    let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+    let give_up = Some(Duration::from_secs(3));
+    let timeout = Timeouts { give_up, ..patient() };
+    let options = OpenOptions { durable: true, timeout, ..OpenOptions::default() };
+    let backing = NbdBacking::open_with(&server.uri(), &options).unwrap();
+    let mut session = backing.session().unwrap();
+    let durable = |fill| match write(0, fill) {
+        Op::Write { offset, data, .. } => Op::Write { offset, data, fua: true },
+        op => op,
+    };
+    one(&mut *session, durable(1)).outcome.unwrap();
+    server.vanish();
+    server.behave(|m| m.unflushed = true);
+    server.listen();
+    one(&mut *session, durable(2)).outcome.unwrap();
+    one(&mut *session, Op::Flush).outcome.unwrap();
+    assert!(locked(&server.state).disk[..8192].iter().all(|&b| b == 2));
+    let told = {
+        let state = locked(&server.state);
+        (state.flushes, state.durable)
+    };
+    assert_eq!(told, (0, 1));
+    assert_eq!((backing.losses(), backing.capabilities().flush), (0, Flushing::Needless));
+    backing.resize(None).unwrap();
+    server.vanish();
+    server.behave(|m| m.poor = true);
+    server.listen();
+    let failure = one(&mut *session, durable(3)).outcome.unwrap_err();
+    assert!(failure.message.contains("does not offer all commands"), "{failure}");
+    // One that nobody vouches for is to be flushed.
+    let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+    let backing = server.open(timeout);
+    let mut session = backing.session().unwrap();
+    one(&mut *session, write(0, 1)).outcome.unwrap();
+    server.vanish();
+    server.behave(|m| m.unflushed = true);
+    server.listen();
+    let failure = one(&mut *session, write(0, 2)).outcome.unwrap_err();
+    assert!(failure.message.contains("does not offer FLUSH any more"), "{failure}");
+    let refused = backing.resize(None).unwrap_err().to_string();
+    assert!(refused.contains("does not offer FLUSH any more"), "{refused}");
+}
+
+/// What was written before counts as lost once, since no flush has covered it.
+#[test]
+fn a_server_that_is_mended_is_flushed_from_then_on() {
+    for (multi_conn, asked) in [(true, true), (true, false), (false, true), (false, false)] {
+        let manner = Manner { multi_conn, unflushed: true, ..Manner::default() };
+        let server = Server::start(1 << 20, manner);
+        let backing = server.open(patient());
+        let mut session = backing.session().unwrap();
+        let mut client = Client::new(&backing);
+        one(&mut *session, write(0, 1)).outcome.unwrap();
+        one(&mut *session, Op::Flush).outcome.unwrap();
+        assert_eq!(backing.capabilities().flush, Flushing::Missing);
+        // One that is another export is told as that.
+        if multi_conn {
+            server.vanish();
+            server.behave(|m| m.unflushed = false);
+            locked(&server.state).disk.resize(2 << 20, 0);
+            server.listen();
+            let begun = Instant::now();
+            let told = |backing: &NbdBacking| backing.trouble().map_or(String::new(), |t| t.what);
+            while !told(&backing).contains("2097152 bytes instead of 1048576") {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{}", told(&backing));
+                turns(&mut *session);
+            }
+            assert_eq!(backing.capabilities().flush, Flushing::Missing);
+            locked(&server.state).disk.truncate(1 << 20);
+        }
+        if !asked {
+            // Whether or not it has one now.
+            drop(session);
+            session = backing.session().unwrap();
+        }
+        server.vanish();
+        server.behave(|m| m.unflushed = false);
+        server.listen();
+        let begun = Instant::now();
+        while backing.capabilities().flush != Flushing::Offered {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{multi_conn} {asked}");
+            match asked {
+                true => turns(&mut *session),
+                false => backing.look_at_place(),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ended = one(&mut *session, Op::Flush).outcome.is_ok();
+        assert!(!client.believes(ended, backing.losses()), "{multi_conn} {asked}");
+        let flushes = locked(&server.state).flushes;
+        one(&mut *session, write(0, 2)).outcome.unwrap();
+        let ended = one(&mut *session, Op::Flush).outcome.is_ok();
+        assert!(client.believes(ended, backing.losses()));
+        assert_eq!(locked(&server.state).flushes, flushes + 1);
     }
 }

@@ -9,16 +9,17 @@ use larder_engine::block::writeback::holder::{Refused, cache_of, mark_of};
 use larder_engine::block::writeback::marker::{self, Verdict, judge, unmarked};
 use larder_format::block::superblock::HoldsState;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
-use larder_volume::marker::Found;
+use larder_volume::Backing;
+use larder_volume::marker::{Found, MarkerIoError, PlaceOptions};
 
 use super::super::open::{CacheConfig, CacheError};
 use super::super::volume::Volume;
-use super::BackWish;
+use super::patient::PATIENCE;
 use super::start::{
-    check_flush, check_through, is_moved, no_journal, none_dirty, place_to_look, refused,
-    volume_error,
+    check_flush, check_through, is_moved, marker_error, no_journal, none_dirty, place_to_look,
+    refused, volume_error,
 };
-use super::{MarkerAt, site};
+use super::{Asking, BackWish, MarkerAt, site};
 
 /// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
 ///
@@ -30,6 +31,7 @@ pub(in crate::block) fn check(
     volumes: &[Arc<Volume>],
     sb: &BlockSuperblock,
 ) -> Result<(), CacheError> {
+    let asking = Asking::of(config);
     for volume in volumes {
         let name = volume.name();
         let wish = config.wish_of(name);
@@ -42,7 +44,7 @@ pub(in crate::block) fn check(
                     (name, store),
                     record.as_ref(),
                     (sb.uuid, sb.epoch),
-                    &wish,
+                    (&wish, asking),
                     (false, false),
                     &sb.volumes,
                 )?;
@@ -57,7 +59,7 @@ pub(in crate::block) fn check(
                     site::site(volume.backing(), &wish.journal, path)
                         .map_err(|why| no_journal(name, why))?;
                 }
-                look(volume, &wish, sb)?;
+                look(volume, (&wish, asking), sb)?;
             }
         }
     }
@@ -89,7 +91,7 @@ pub(super) fn no_log(name: &str) -> CacheError {
 /// [`CacheError`]: it must not be served so.
 pub(in crate::block) fn look(
     volume: &Volume,
-    wish: &BackWish,
+    (wish, asking): (&BackWish, Asking),
     sb: &BlockSuperblock,
 ) -> Result<(), CacheError> {
     let (name, store) = (volume.name(), volume.backing());
@@ -101,11 +103,11 @@ pub(in crate::block) fn look(
         store.identity().is_ok_and(|now| now.is_of(&entry.identity, false).is_err())
     });
     let (verdict, at, said) = if wish.marker == MarkerAt::Nowhere {
-        none_dirty(name, store)?;
+        none_dirty((name, store), asking)?;
         (unmarked(cache.holds, moved), "this cache".to_owned(), None)
     } else {
-        let mut place = place_to_look((name, store), wish)?;
-        let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
+        let mut place = place_to_look((name, store), (wish, asking))?;
+        let found = place.read().map_err(|error| marker_error(name, &error))?;
         let (read, said) = match found {
             Found::There(there) => {
                 let of = mark_of(&there, false);
@@ -122,6 +124,23 @@ pub(in crate::block) fn look(
         Verdict::Refuse(why) => {
             Err(refused(name, Refused::Marker(why), &at, said.as_deref(), &sb.volumes))
         }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the place of a volume's marker answers. What else may be wrong with it is said when the volume comes.
+///
+/// # Errors
+/// [`MarkerIoError::Unreachable`]: it does not, in 10 s.
+pub fn marker_answers(store: &dyn Backing, wish: &BackWish) -> Result<(), MarkerIoError> {
+    let at = match &wish.marker {
+        MarkerAt::At(place) => Some(place.clone()),
+        MarkerAt::Beside | MarkerAt::Nowhere => None,
+    };
+    let options = PlaceOptions { at, look: true, ..PlaceOptions::default() };
+    let place = Asking::AtMost(PATIENCE).open(store, &options);
+    match place.and_then(|mut place| place.read()) {
+        Err(error @ MarkerIoError::Unreachable { .. }) => Err(error),
         _ => Ok(()),
     }
 }

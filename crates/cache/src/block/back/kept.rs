@@ -267,7 +267,7 @@ impl Core {
             }
             Err(why) => {
                 let why = match why.or_say(&volume.name) {
-                    CacheError::Volume { reason, .. } => reason,
+                    CacheError::Volume { reason, .. } | CacheError::NotYet { reason, .. } => reason,
                     error => error.to_string(),
                 };
                 self.refuses(written, &why);

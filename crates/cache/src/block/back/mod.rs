@@ -42,6 +42,7 @@ use super::attached::Attached;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
+pub use before::marker_answers;
 pub(super) use before::{check, look};
 pub use journal::JournalAt;
 use journal::Journaling;
@@ -56,6 +57,7 @@ pub(super) use thrift::Saves;
 
 use super::Core;
 use super::open::{CacheConfig, CacheError};
+pub(super) use patient::Asking;
 #[cfg(test)]
 pub(super) use patient::Patient;
 pub(super) use recover::order_words;
@@ -275,7 +277,11 @@ impl Back {
     }
 
     fn remove(&self, attachment: u32) {
-        self.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(&attachment);
+        let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
+        let gone = volumes.remove(&attachment);
+        drop(volumes);
+        // To close its marker's place may take a while.
+        drop(gone);
     }
 }
 
@@ -323,6 +329,11 @@ impl Core {
         self.back.get().map(|back| back.log().log_bytes())
     }
 
+    /// Bytes of memory that what is dirty in the write log takes at most; 0 if there is none.
+    pub fn write_log_memory(&self) -> u64 {
+        self.back.get().map_or(0, |back| back.log().most_memory())
+    }
+
     /// How a volume that writes back is doing; `None` of others.
     pub fn back_status(&self, name: &str) -> Option<BackStatus> {
         let (back, written) = self.back_of(name)?;
@@ -356,7 +367,9 @@ impl Core {
                 return Err(CacheError::Volume { name: name.to_owned(), reason });
             }
             let how = (true, false);
-            return check_through((name, store), None, NO_CACHE, wish, how, &[]).map(drop);
+            let asking = Asking::of(&self.config);
+            return check_through((name, store), None, NO_CACHE, (wish, asking), how, &[])
+                .map(drop);
         };
         let of = name.to_owned();
         let found = self.on_log(move |log| {
@@ -372,6 +385,7 @@ impl Core {
                 let drains = closed || !self.is_enabled();
                 let of = (name, store);
                 let how = (drains, volume.had().is_some());
+                let wish = (wish, Asking::of(&self.config));
                 let mut holder = check_through(of, record.as_ref(), cache, wish, how, &known)?;
                 if let Some(void) = record.filter(|_| holder.next().is_some()) {
                     self.let_go_void(name, &void);

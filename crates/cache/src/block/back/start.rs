@@ -8,7 +8,7 @@ use larder_engine::block::node::logged::{ForDevice, call_log, tell_log};
 use larder_engine::block::writeback::holder::{Comer, Holder, Logged, Refused, mark_of};
 use larder_engine::block::writeback::log::{Asks, Attach, Config, WriteLog};
 use larder_engine::block::writeback::marker::{self, Why};
-use larder_engine::block::writeback::recovery::Recovered;
+use larder_engine::block::writeback::recovery::RecoveredPacked;
 use larder_engine::block::writeback::{Fault, destager, scan};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
@@ -16,7 +16,7 @@ use larder_format::block::superblock::WrittenBack;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _};
 use larder_volume::journal::{Site, Use};
-use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions, marker_place};
+use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions};
 use larder_volume::{Backing, Flushing, Timeouts};
 
 use super::super::Core;
@@ -25,15 +25,24 @@ use super::super::open::CacheError;
 use super::before::no_log;
 use super::ends::say_void;
 use super::journal::{Coming, Journal};
-use super::patient::{PATIENCE, Patient};
 use super::steps::{Begins, Way};
 use super::{
-    BACK, Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, order_words, site,
+    Asking, BACK, Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, order_words,
+    site,
 };
 
 /// The volume's own of what is wrong with it.
 pub(super) fn volume_error(name: &str, reason: String) -> CacheError {
     CacheError::Volume { name: name.to_owned(), reason }
+}
+
+/// The same of its marker's place.
+pub(super) fn marker_error(name: &str, error: &MarkerIoError) -> CacheError {
+    let reason = error.to_string();
+    match error.may_pass() {
+        true => CacheError::NotYet { name: name.to_owned(), reason },
+        false => volume_error(name, reason),
+    }
 }
 
 fn order_of(order: Order) -> MarkerOrder {
@@ -151,19 +160,19 @@ fn refused_alone(why: Refused, place: &str, host: &str) -> String {
 /// volume does not need it.
 pub(super) fn place_of(
     (name, store): (&str, &dyn Backing),
-    wish: &BackWish,
+    (wish, asking): (&BackWish, Asking),
 ) -> Result<Option<Box<dyn MarkerPlace>>, CacheError> {
     let writes_back = wish.back.is_some();
     let at = match &wish.marker {
-        MarkerAt::Nowhere => return none_dirty(name, store).map(|()| None),
+        MarkerAt::Nowhere => return none_dirty((name, store), asking).map(|()| None),
         MarkerAt::At(place) => Some(place.clone()),
         MarkerAt::Beside => None,
     };
     let options = PlaceOptions { at, look: !writes_back, ..PlaceOptions::default() };
-    match marker_place(store, &options) {
+    match asking.open(store, &options) {
         Ok(place) => Ok(Some(place)),
         Err(MarkerIoError::NoPlace { .. }) if !writes_back => Ok(None),
-        Err(error) => Err(volume_error(name, error.to_string())),
+        Err(error) => Err(marker_error(name, &error)),
     }
 }
 
@@ -171,9 +180,12 @@ pub(super) fn place_of(
 ///
 /// # Errors
 /// [`CacheError`]: it has one.
-pub(super) fn none_dirty(name: &str, store: &dyn Backing) -> Result<(), CacheError> {
+pub(super) fn none_dirty(
+    (name, store): (&str, &dyn Backing),
+    asking: Asking,
+) -> Result<(), CacheError> {
     let look = |at: Option<String>| {
-        marker_place(store, &PlaceOptions { at, look: true, ..PlaceOptions::default() })
+        asking.open(store, &PlaceOptions { at, look: true, ..PlaceOptions::default() })
     };
     let fail = |what: String| {
         volume_error(
@@ -184,11 +196,18 @@ pub(super) fn none_dirty(name: &str, store: &dyn Backing) -> Result<(), CacheErr
         )
     };
     // Where there is no place for one there is none; elsewhere it is where the store says.
-    let Ok(mut place) = look(None) else { return Ok(()) };
+    let mut place = match look(None) {
+        Ok(place) => place,
+        Err(error @ MarkerIoError::Unreachable { .. }) => return Err(marker_error(name, &error)),
+        Err(_) => return Ok(()),
+    };
     let named = place.named_by_store().filter(|named| !named.is_this);
     if let Some(named) = named {
         let at = format!("file:{}", named.path.display());
-        place = look(Some(at)).map_err(|e| fail(format!("its store has a marker: {e}")))?;
+        place = look(Some(at)).map_err(|e| match e.may_pass() {
+            true => marker_error(name, &e),
+            false => fail(format!("its store has a marker: {e}")),
+        })?;
     }
     match place.read() {
         Ok(Found::There(marker)) if marker.state != MarkerState::Clean => Err(fail(format!(
@@ -204,6 +223,7 @@ pub(super) fn none_dirty(name: &str, store: &dyn Backing) -> Result<(), CacheErr
         Ok(Found::Damaged) => Err(fail(format!("{} is damaged", place.describe()))),
         // What is there is no marker.
         Err(MarkerIoError::NotAMarker { .. }) => Ok(()),
+        Err(error) if error.may_pass() => Err(marker_error(name, &error)),
         Err(error) => Err(fail(error.to_string())),
     }
 }
@@ -222,14 +242,14 @@ pub(super) fn is_moved(
 /// The same to be looked at alone, of a volume that is to have one.
 pub(super) fn place_to_look(
     (name, store): (&str, &dyn Backing),
-    wish: &BackWish,
+    (wish, asking): (&BackWish, Asking),
 ) -> Result<Box<dyn MarkerPlace>, CacheError> {
     let at = match &wish.marker {
         MarkerAt::At(place) => Some(place.clone()),
         MarkerAt::Beside | MarkerAt::Nowhere => None,
     };
     let options = PlaceOptions { at, look: true, ..PlaceOptions::default() };
-    marker_place(store, &options).map_err(|error| volume_error(name, error.to_string()))
+    asking.open(store, &options).map_err(|error| marker_error(name, &error))
 }
 
 /// Where a marker is, in words.
@@ -250,7 +270,7 @@ fn judge_marker(
     let Some(place) = place else {
         return Ok((None, holder.read(marker::Read::Absent { was: false }, None)));
     };
-    let found = place.read().map_err(|error| volume_error(name, error.to_string()))?;
+    let found = place.read().map_err(|error| marker_error(name, &error))?;
     let (read, said) = match found {
         Found::There(marker) => {
             let moved = is_moved(store, place, &marker, vouched);
@@ -292,11 +312,11 @@ pub(in crate::block) fn check_through(
     (name, store): (&str, &dyn Backing),
     record: Option<&WrittenBack>,
     (cache, run): (Uuid, u64),
-    wish: &BackWish,
+    (wish, asking): (&BackWish, Asking),
     (drains, shrunk): (bool, bool),
     known: &[VolumeRecord],
 ) -> Result<Holder, CacheError> {
-    let mut place = place_of((name, store), wish)?;
+    let mut place = place_of((name, store), (wish, asking))?;
     let comer = Comer {
         cache,
         former: run,
@@ -352,6 +372,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let was = (sb.uuid, sb.epoch);
     let record = |name: &str| sb.volumes.iter().find(|v| v.name == name);
     let wish = |volume: &Attached| core.config.wish_of(&volume.name);
+    let asking = Asking::of(&core.config);
     let through = |volume: &&Arc<Attached>| wish(volume).back.is_none();
     let volumes = core.volumes();
     let first = volumes.iter().find(|volume| !through(volume)).map(|volume| &volume.name);
@@ -361,7 +382,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
         let of = (volume.name.as_str(), volume.volume().backing());
         let holder = {
             let how = (!core.is_enabled(), volume.had().is_some());
-            check_through(of, record, was, &wish(volume), how, &sb.volumes)?
+            let wish = wish(volume);
+            check_through(of, record, was, (&wish, asking), how, &sb.volumes)?
         };
         void.push((volume, holder));
     }
@@ -395,7 +417,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let mut read =
         |at: u64, bytes: &mut [u8]| core.device.read_at(at, bytes).map_err(|_| scan::ReadFailed);
     let mut scanned = scan::scan(&area, sb.uuid, &mut read);
-    let found = scanned.recover(&asked, Fault::default());
+    let found = scanned.recover_packed(&asked, Fault::default());
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
     let config = Config {
         cache: sb.uuid,
@@ -492,7 +514,7 @@ impl Core {
         record: Option<WrittenBack>,
         (cache, run): (Uuid, u64),
         wish: &BackWish,
-        found: Option<(&Recovered, &scan::Scan)>,
+        found: Option<(&RecoveredPacked, &scan::Scan)>,
         served: bool,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
@@ -518,13 +540,8 @@ impl Core {
             }
             _ => None,
         };
-        let place = place_of((name, volume.volume().backing()), wish)?;
-        // (Without threads a program waits itself.)
-        let patient = |place| Box::new(Patient::new(place, PATIENCE)) as Box<dyn MarkerPlace>;
-        let place = match self.hand.get() {
-            None => place.map(patient),
-            Some(_) => place,
-        };
+        let asking = Asking::of(&self.config);
+        let place = place_of((name, volume.volume().backing()), (wish, asking))?;
         let logged = record.and_then(|record| match found {
             Some((found, _)) => {
                 let volume = found.volumes.get(&record.attachment)?;
@@ -602,7 +619,7 @@ impl Core {
         &self,
         name: &str,
         carried: &WrittenBack,
-        (found, scanned): (&Recovered, &scan::Scan),
+        (found, scanned): (&RecoveredPacked, &scan::Scan),
     ) -> Result<(), CacheError> {
         let Some((back, of)) = self.back.get().zip(found.volumes.get(&carried.attachment)) else {
             return Ok(());

@@ -10,7 +10,7 @@ use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
 use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::writeback::marker::{Again, Holds, Mark, Step};
-use larder_engine::block::writeback::recovery::Recovered;
+use larder_engine::block::writeback::recovery::RecoveredPacked;
 use larder_engine::block::writeback::scan;
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState};
@@ -25,7 +25,9 @@ use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
 use super::journal::{Coming, JournalAt, Journaling, Of};
-use super::start::{no_journal, open_journal, random_uuid, read_marker, volume_error};
+use super::start::{
+    marker_error, no_journal, open_journal, random_uuid, read_marker, volume_error,
+};
 use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
 /// Why a step was not done.
@@ -70,7 +72,7 @@ pub(super) struct Begins<'a> {
     /// The last mark that its store is known to have, and the attachment of which that was said.
     pub mark: Option<(u32, String)>,
     /// What a start has found in the log.
-    pub found: Option<(&'a Recovered, &'a scan::Scan)>,
+    pub found: Option<(&'a RecoveredPacked, &'a scan::Scan)>,
 }
 
 impl Begins<'_> {
@@ -488,7 +490,7 @@ impl<'a> Way<'a> {
         } else {
             Ok(())
         };
-        done.map_err(|error| self.fail(error.to_string()))?;
+        done.map_err(|error| NotDone::Failed(marker_error(&self.volume.name, &error)))?;
         if let Some(written) = &held {
             written.wrote(&marker);
         }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use larder_format::block::marker::{MarkerState, Order as MarkerOrder};
 use larder_volume::journal::{Site, Use};
-use larder_volume::marker::{Found, Image, PlaceOptions, marker_place};
+use larder_volume::marker::{Found, Image, PlaceOptions};
 use larder_volume::op::{Done, Op};
 use larder_volume::{
     Backing, BackingError, Capabilities, Identity, Peer, Session, StoreTrouble, Timeouts,
@@ -19,7 +19,8 @@ use mio::event::Event;
 
 use super::super::open::CacheError;
 use super::journal::{Journal, Laid, Of};
-use super::{BackWish, MarkerAt};
+use super::patient::PATIENCE;
+use super::{Asking, BackWish, MarkerAt};
 
 /// A store that is opened to be read only, as it is to be served: with its journal laid over it where its marker says that it needs that.
 ///
@@ -38,7 +39,8 @@ pub fn view(
     };
     let options = PlaceOptions { at, look: true, ..PlaceOptions::default() };
     // What is wrong with a marker is said when the volume comes.
-    let found = marker_place(&*store, &options).and_then(|mut place| place.read());
+    let place = Asking::AtMost(PATIENCE).open(&*store, &options);
+    let found = place.and_then(|mut place| place.read());
     let Ok(Found::There(marker)) = found else { return Ok(store) };
     if marker.state == MarkerState::Clean || marker.order != MarkerOrder::Journaled {
         return Ok(store);
@@ -208,6 +210,10 @@ impl Session for ViewSession {
 
     fn wake_at(&self) -> Option<Instant> {
         self.of.wake_at()
+    }
+
+    fn rest(&mut self) {
+        self.of.rest();
     }
 
     fn native_fua(&self) -> bool {

@@ -18,6 +18,7 @@ mod sparse;
 mod swapped;
 mod thrift;
 mod through;
+mod unopened;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -53,7 +53,7 @@ impl Drop for Answers {
 
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Nothing that does not hang takes so long.
-const AT_MOST: Duration = Duration::from_secs(60);
+pub(super) const AT_MOST: Duration = Duration::from_secs(60);
 
 /// Two volumes that write back; the marker of the first blocks who writes it while the flag is set.
 fn two(dir: &Path) -> (Cache, Arc<AtomicBool>) {
@@ -79,7 +79,7 @@ fn marker(dir: &Path) -> Marker {
 }
 
 /// What comes of `f`, which must not hang.
-fn in_time<R: Send>(what: &str, f: impl FnOnce() -> R + Send) -> R {
+pub(super) fn in_time<R: Send>(what: &str, f: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         scope.spawn(move || {

@@ -91,6 +91,34 @@ fn away() -> (TempDir, Daemon) {
 
 #[test]
 #[cfg_attr(without = "nbdkit", ignore = "needs nbdkit (Debian: nbdkit)")]
+fn a_server_that_is_asked_to_stop_ends_though_nobody_asks_its_volume_anything() {
+    for (mode, asked) in [("hdd-ssd", true), ("hdd-ssd", false), ("back:ordered", true)] {
+        let dir = prepare();
+        let dir = dir.path();
+        let mut kit = Kit::start(dir);
+        let place = marker(dir);
+        let back = ["--write", mode, "--marker", &place];
+        let daemon = serve(dir, if mode == "hdd-ssd" { &back[..2] } else { &back });
+        let mut s = asked.then(|| session(dir));
+        for round in 1..3u8 {
+            if let Some(s) = &mut s {
+                write(&mut **s, 0, 64 << 10, round);
+                one(&mut **s, Op::Flush);
+            }
+            kit.stop(|| {});
+            kit = Kit::start(dir);
+        }
+        let mut s = s.unwrap_or_else(|| session(dir));
+        write(&mut *s, 0, 64 << 10, 9);
+        one(&mut *s, Op::Flush);
+        assert!(read(&mut *s, 0, 64 << 10).iter().all(|&b| b == 9));
+        drop(s);
+        daemon.stop();
+    }
+}
+
+#[test]
+#[cfg_attr(without = "nbdkit", ignore = "needs nbdkit (Debian: nbdkit)")]
 fn a_server_that_is_asked_to_stop_ends_and_the_one_that_follows_is_used() {
     for mode in ["hdd-ssd", "back:ordered"] {
         let dir = prepare();

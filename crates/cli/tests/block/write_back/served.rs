@@ -213,6 +213,72 @@ fn a_store_that_is_away_at_the_start_keeps_no_other_volume_and_is_gone_on_with_w
     daemon.stop();
 }
 
+/// 40 bytes for each 4 KiB of the 64 MiB that the log has.
+#[test]
+fn the_start_counts_what_dirty_data_may_take_of_memory() {
+    let dir = prepare();
+    let mut daemon = Daemon::start(dir.path(), &["--write", HELD]);
+    assert!(daemon.said("640 KiB for what is dirty"), "{:#?}", daemon.seen);
+    daemon.stop();
+}
+
+/// Which volume waits, and why.
+fn waits(status: &serde_json::Value, state: &str, why: &str) -> bool {
+    let store = &status["volumes"][0]["store"];
+    store["state"] == state && store["trouble"].as_str().is_some_and(|t| t.contains(why))
+}
+
+#[test]
+fn a_volume_that_waits_says_whether_that_passes_by_itself() {
+    let dir = prepare();
+    let dir = dir.path();
+    let (place, marker) = (dir.join("place"), format!("disk={}", dir.join("place").display()));
+    let more = |order| ["--write", order, "--marker", &marker, "--on-backing-failure", "wait"];
+    let daemon = Daemon::start(dir, &more(HELD));
+    write_all(dir, "disk", &vec![(1, 99)]);
+    daemon.kill();
+    let (here, away) = (dir.join("disk"), dir.join("away"));
+    std::fs::rename(&here, &away).unwrap();
+    let daemon = Daemon::start(dir, &more(HELD));
+    // Somebody else has its marker, and lets it go.
+    let held = std::fs::File::options().read(true).write(true).open(&place).unwrap();
+    assert!(larder_runtime::lock_exclusive(std::os::fd::AsFd::as_fd(&held)).is_ok());
+    std::fs::rename(&away, &here).unwrap();
+    status_when(dir, "its marker is held", |s| waits(s, "waiting", "is held"));
+    drop(held);
+    status_when(dir, "it is served", |s| s["volumes"][0]["store"]["state"] == "ok");
+    reads(dir, "disk", &vec![(1, 99)]);
+    daemon.kill();
+    // What it may not be served as, nobody but the operator changes.
+    std::fs::rename(&here, &away).unwrap();
+    let daemon = Daemon::start(dir, &more("back:any"));
+    std::fs::rename(&away, &here).unwrap();
+    status_when(dir, "it is refused", |s| waits(s, "refused", "for another order"));
+    daemon.stop();
+    let daemon = Daemon::start(dir, &more(HELD));
+    goes_through(dir, daemon, &vec![(1, 99)]);
+}
+
+/// Somebody takes connections there, and says nothing.
+#[test]
+fn a_marker_that_does_not_answer_at_the_start_keeps_no_other_volume() {
+    let dir = prepare();
+    let dir = dir.path();
+    std::fs::File::create(dir.join("more")).unwrap().set_len(32 << 20).unwrap();
+    let more = format!("more=file:{}", dir.join("more").display());
+    let _mute = std::os::unix::net::UnixListener::bind(dir.join("mute")).unwrap();
+    let marker = format!("disk=nbd+unix:///m?socket={}", dir.join("mute").display());
+    let more = ["--volume", &more, "--write", HELD, "--marker", &marker];
+    let (code, message) = refused(dir, &more);
+    assert_eq!(code, Some(1), "{message}");
+    has(&message, &["volume 'disk'", "cannot be reached", "mute"]);
+    let daemon = Daemon::start(dir, &[&more[..], &["--on-backing-failure", "wait"]].concat());
+    write_all(dir, "more", &vec![(3, 7)]);
+    reads(dir, "more", &vec![(3, 7)]);
+    status_when(dir, "it waits", |s| waits(s, "waiting", "cannot be reached"));
+    daemon.stop();
+}
+
 #[test]
 fn a_cache_that_was_given_up_counts_no_more_when_it_returns() {
     let dir = prepare();

@@ -210,20 +210,11 @@ impl Extents {
     }
 
     /// Of extents that are in order.
+    #[cfg(test)]
     pub(super) fn of(all: impl IntoIterator<Item = (u64, Word)>) -> Extents {
-        let mut extents = Extents::default();
-        let mut leaf: (u64, Vec<Extent>) = (0, Vec::new());
-        for (at, word) in all {
-            if leaf.1.len() == JOINED || !same(leaf.0, at) {
-                extents.add(std::mem::take(&mut leaf));
-            }
-            if leaf.1.is_empty() {
-                leaf.0 = at;
-            }
-            put(&mut leaf.1, usize::MAX, Extent::new(at, word));
-        }
-        extents.add(leaf);
-        extents
+        let mut comes = InOrder::default();
+        all.into_iter().for_each(|(at, word)| comes.push(at, word));
+        comes.all()
     }
 
     fn add(&mut self, (key, mut leaf): (u64, Vec<Extent>)) {
@@ -232,6 +223,32 @@ impl Extents {
             self.len += leaf.len();
             self.leaves.insert(key, leaf);
         }
+    }
+}
+
+/// Extents that come in order, one by one.
+#[derive(Debug, Default)]
+pub(super) struct InOrder {
+    extents: Extents,
+    leaf: (u64, Vec<Extent>),
+}
+
+impl InOrder {
+    /// The next, behind all that have come.
+    pub(super) fn push(&mut self, at: u64, word: Word) {
+        if self.leaf.1.len() == JOINED || !same(self.leaf.0, at) {
+            self.extents.add(std::mem::take(&mut self.leaf));
+        }
+        if self.leaf.1.is_empty() {
+            self.leaf.0 = at;
+        }
+        put(&mut self.leaf.1, usize::MAX, Extent::new(at, word));
+    }
+
+    /// All of them.
+    pub(super) fn all(mut self) -> Extents {
+        self.extents.add(self.leaf);
+        self.extents
     }
 }
 

@@ -43,6 +43,7 @@ pub use batches::ToWrite;
 pub use closing::{Kept, Said};
 pub use destage::{Asked, Lies, Status};
 pub use marks::{MarkState, NOBODY};
+pub use memory::MEMORY_OF_BLOCK;
 pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
@@ -54,7 +55,7 @@ use super::destager::{self, Destager, Pace};
 use super::economy::Economy;
 use super::overlay::{Holds, Overlay, Stretch};
 use super::planted::{Fault, Planted};
-use super::recovery::Recovered;
+use super::recovery::RecoveredIn;
 use super::scan::Scan;
 use super::segments::{self, Segments};
 use super::table::Table;
@@ -396,7 +397,7 @@ impl<B: Clone> WriteLog<B> {
 
     /// The log as a start has found it, and read with `scan`. Its volumes are to be attached ([`WriteLog::attach`]) and given what was found
     /// of them ([`WriteLog::recover`]), then it is started ([`WriteLog::start`]).
-    pub fn found(config: Config, found: &Recovered, scan: &Scan) -> WriteLog<B> {
+    pub fn found<R>(config: Config, found: &RecoveredIn<R>, scan: &Scan) -> WriteLog<B> {
         // A crash may have left batches of generations that no header names any more: not of more than there are segments.
         let generation = found.generation.max(scan.generation) + u64::from(config.segments);
         let last = (generation, found.chain.next.saturating_sub(1));
@@ -601,11 +602,6 @@ impl<B: Clone> WriteLog<B> {
         for volume in self.volumes.values_mut() {
             volume.throttle.set_bound(volume.stated.map_or(share, fits));
         }
-    }
-
-    /// Bytes of all segments.
-    pub fn log_bytes(&self) -> u64 {
-        u64::from(self.config.segments) * u64::from(self.config.geometry.bytes())
     }
 
     /// The marker of a volume is durable with this number.

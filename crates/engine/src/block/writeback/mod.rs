@@ -17,7 +17,7 @@
 //! | [`throttle`] | how fast writes are answered near the bound; how old what is dirty may become |
 //! | [`economy`] | what the write budget makes of it: slower, through, back again |
 //! | [`words`] | how an order and a pace are said |
-//! | `extents`, `table` | no decisions: the memory of the overlay, and of what is kept of each record, in few bytes |
+//! | `extents`, `table`, `packed` | no decisions: the memory of the overlay, of what is kept of each record, and of what a start finds, in few bytes |
 //!
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
 //! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`); the crash model of both is `tests/block_back`.
@@ -29,6 +29,7 @@ pub mod holder;
 pub mod log;
 pub mod marker;
 pub mod overlay;
+mod packed;
 mod planted;
 pub mod recovery;
 pub mod scan;

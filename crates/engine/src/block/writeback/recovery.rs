@@ -10,8 +10,9 @@
 use std::collections::BTreeMap;
 
 use larder_format::block::write_log::chain::{self, Reading};
-use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record};
+use larder_format::block::write_log::{Extent, Frontier, Kind, Link, Record, VolumeFrontier};
 
+pub use super::packed::Packed;
 use super::planted::{Fault, Planted};
 use super::segments::{Found, Parked, Size};
 
@@ -29,6 +30,21 @@ pub struct Entry {
 }
 
 /// A batch whose header verifies. One in the tail is whole, payload included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// What the chain needs to know of it.
+    pub link: Link,
+    /// The attachment number of the volume that its segment is parked for; 0 in the main chain.
+    pub parked: u32,
+    /// Its segment.
+    pub segment: u32,
+    /// Where it ends in the segment, bytes of batches.
+    pub end: u32,
+    /// Bytes that the segment's footer has, or will have, of it.
+    pub footer: u32,
+}
+
+/// The same with its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scanned {
     /// What the chain needs to know of it.
@@ -47,6 +63,47 @@ pub struct Scanned {
     pub frontier: Option<Frontier>,
 }
 
+impl Scanned {
+    /// Without its records.
+    pub fn seen(&self) -> Seen {
+        let Scanned { link, parked, segment, end, footer, .. } = *self;
+        Seen { link, parked, segment, end, footer }
+    }
+}
+
+/// The batches that a recovery is made of, however they are kept.
+pub trait Batches {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// One of them.
+    fn seen(&self, at: usize) -> Seen;
+
+    /// The FRONTIER that it begins with, if that verifies.
+    fn frontier(&self, at: usize) -> Option<&Frontier>;
+
+    /// Its records, but for a FRONTIER.
+    fn entries(&self, at: usize) -> impl Iterator<Item = Entry> + '_;
+}
+
+impl Batches for Vec<Scanned> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn seen(&self, at: usize) -> Seen {
+        self[at].seen()
+    }
+
+    fn frontier(&self, at: usize) -> Option<&Frontier> {
+        self[at].frontier.as_ref()
+    }
+
+    fn entries(&self, at: usize) -> impl Iterator<Item = Entry> + '_ {
+        self[at].entries.iter().copied()
+    }
+}
+
 /// A record that is to be destaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dirty {
@@ -58,9 +115,40 @@ pub struct Dirty {
     pub parked: Option<u64>,
 }
 
+/// Records of a volume in their order, however they are kept.
+pub trait Records: Default {
+    /// One more, behind all.
+    fn push(&mut self, dirty: Dirty);
+
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of them, from the first on.
+    fn each(&self) -> impl Iterator<Item = Dirty> + '_;
+}
+
+impl Records for Vec<Dirty> {
+    fn push(&mut self, dirty: Dirty) {
+        Vec::push(self, dirty);
+    }
+
+    fn len(&self) -> usize {
+        Vec::len(self)
+    }
+
+    fn each(&self) -> impl Iterator<Item = Dirty> + '_ {
+        self.iter().copied()
+    }
+}
+
 /// A volume as the log has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Volume {
+pub struct VolumeIn<R> {
     /// The store has all up to here durably.
     pub frontier: u64,
     /// The last sequence that is there without a gap.
@@ -70,18 +158,21 @@ pub struct Volume {
     /// What was skipped because it could not be read.
     pub unreadable: Vec<Extent>,
     /// Its records behind the frontier, in order of their sequence, without a gap.
-    pub records: Vec<Dirty>,
+    pub records: R,
     /// Records of it are lost: it must not be read.
     pub gap: bool,
 }
 
+/// A volume whose records may be looked at one by one.
+pub type Volume = VolumeIn<Vec<Dirty>>;
+
 /// What a start has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoveredIn<R> {
     /// The chain: batches that count, numbers that are lost, the next number.
     pub chain: Reading,
     /// The volumes, by attachment number: those that were asked for.
-    pub volumes: BTreeMap<u32, Volume>,
+    pub volumes: BTreeMap<u32, VolumeIn<R>>,
     /// Segments of the chain, oldest first.
     pub live: Vec<Found>,
     /// Parked segments that have records which are to be destaged.
@@ -90,115 +181,258 @@ pub struct Recovered {
     pub generation: u64,
 }
 
+/// The same with records that may be looked at one by one: about 100 bytes for each.
+pub type Recovered = RecoveredIn<Vec<Dirty>>;
+/// The same with records in few bytes, as a start has them.
+pub type RecoveredPacked = RecoveredIn<Packed>;
+
 /// Reads the log. `scanned` are the batches of each segment's own generation, as its header names it: what lies behind them is of an
 /// earlier use, and void. `volumes` are the attachment numbers that the superblock knows, and behind which sequence each was attached or taken up: records of others are of
 /// volumes that are gone.
-pub fn recover(scanned: &[Scanned], volumes: &[(u32, u64)], fault: Fault) -> Recovered {
-    let main: Vec<&Scanned> = scanned.iter().filter(|batch| batch.parked == 0).collect();
-    let links: Vec<Link> = main.iter().map(|batch| batch.link).collect();
-    let fronts: Vec<(&Scanned, &Frontier)> =
-        main.iter().filter_map(|batch| Some((*batch, batch.frontier.as_ref()?))).collect();
+pub fn recover(scanned: &impl Batches, volumes: &[(u32, u64)], fault: Fault) -> Recovered {
+    recover_in(scanned, volumes, fault)
+}
+
+/// The same, with records that are kept in another way.
+pub fn recover_in<R: Records>(
+    scanned: &impl Batches,
+    volumes: &[(u32, u64)],
+    fault: Fault,
+) -> RecoveredIn<R> {
+    let all = 0..scanned.count();
+    let main: Vec<u32> =
+        all.clone().filter(|&at| scanned.seen(at).parked == 0).map(|at| at as u32).collect();
+    let link = |i: usize| scanned.seen(main[i] as usize).link;
+    let fronts: Vec<(Link, &Frontier)> = main
+        .iter()
+        .filter_map(|&at| {
+            let at = at as usize;
+            Some((scanned.seen(at).link, scanned.frontier(at)?))
+        })
+        .collect();
     // The newest says it. A void one may name a segment that was lost with it, as the only one.
-    let newest = fronts.iter().max_by_key(|(batch, _)| (batch.link.run, batch.link.number));
+    let newest = fronts.iter().max_by_key(|(link, _)| (link.run, link.number));
     let mut oldest = newest.map_or((0, 1), |(_, f)| (f.oldest_generation, f.oldest_batch));
     if fault.is(Planted::OldestIgnored) {
-        oldest = (0, links.iter().map(|link| link.number).min().unwrap_or(1));
+        oldest = (0, (0..main.len()).map(|i| link(i).number).min().unwrap_or(1));
     }
     #[allow(unused_mut, reason = "faults are planted in tests")]
-    let mut chain = chain::read(&links, oldest.0, oldest.1);
+    let mut chain = chain::read_by(main.len(), link, oldest.0, oldest.1);
     if fault.is(Planted::HoleIsEnd)
         && let Some(first) = chain.damaged.first().map(|lost| lost.start)
     {
-        chain.batches.retain(|&at| links[at].number < first);
+        chain.batches.retain(|&at| link(at).number < first);
         chain.damaged.clear();
         chain.next = first;
     }
-    let counts: Vec<&Scanned> = chain.batches.iter().map(|&i| main[i]).collect();
-    let mut found = BTreeMap::new();
+    let mut parked: Vec<usize> = all.clone().filter(|&at| scanned.seen(at).parked != 0).collect();
+    parked.sort_by_key(|&at| {
+        let Link { generation, number, .. } = scanned.seen(at).link;
+        (generation, number)
+    });
+    let mut finds: BTreeMap<u32, Finds<R>> = BTreeMap::new();
     for &(number, began) in volumes {
-        let front = fronts.iter().filter_map(|(batch, f)| Some((batch.link, f.volume(number)?)));
+        let front = fronts.iter().filter_map(|(link, f)| Some((link, f.volume(number)?)));
         let front = front.max_by_key(|(link, f)| (f.frontier, link.run, link.number));
-        let front = front.map(|(_, f)| f);
-        // As many as there are: a log that is full of small writes has millions.
-        let all = scanned.iter().filter(|b| b.parked == number).chain(counts.iter().copied());
-        let all = all.flat_map(|batch| &batch.entries).filter(|e| is_of(e, number));
-        let mut dirty: Vec<Dirty> = Vec::with_capacity(all.count());
-        // Of a record that was parked twice the later copy.
-        let mut parked: Vec<&Scanned> = scanned.iter().filter(|b| b.parked == number).collect();
-        parked.sort_by_key(|batch| (batch.link.generation, batch.link.number));
-        for batch in parked {
-            add(&mut dirty, batch, number, Some(batch.link.generation));
+        finds.insert(number, Finds::new(front.map(|(_, f)| f), began));
+    }
+    for &at in &parked {
+        let Seen { parked, link, .. } = scanned.seen(at);
+        if let Some(finds) = finds.get_mut(&parked) {
+            for entry in scanned.entries(at).filter(|e| is_of(e, parked)) {
+                finds.parked(Dirty { entry, batch: link.number, parked: Some(link.generation) });
+            }
         }
-        for batch in &counts {
-            add(&mut dirty, batch, number, None);
+    }
+    // What batches behind the last hole say of a volume: nothing, and its last records may be in the hole. Without a hole they may have been
+    // in a parked segment that is lost.
+    let hole = chain.damaged.last().map(|lost| lost.end);
+    for &i in &chain.batches {
+        let at = main[i] as usize;
+        let number = scanned.seen(at).link.number;
+        let names = hole.is_none_or(|end| number >= end);
+        let front = scanned.frontier(at).filter(|_| names);
+        for said in front.iter().flat_map(|front| &front.volumes) {
+            if let Some(finds) = finds.get_mut(&said.attachment) {
+                finds.names(said.last);
+            }
         }
+        for entry in scanned.entries(at) {
+            let Some(finds) = finds.get_mut(&entry.record.attachment) else { continue };
+            if names {
+                finds.names(entry.record.sequence);
+            }
+            if entry.record.kind != Kind::Frontier {
+                finds.logged(Dirty { entry, batch: number, parked: None });
+            }
+        }
+    }
+    let again = |number| {
+        // (As many as there are, and sorted: no log that was written here is so.)
+        let mut dirty: Vec<Dirty> = Vec::new();
+        for &at in &parked {
+            let Seen { parked, link, .. } = scanned.seen(at);
+            if parked == number {
+                let of = |entry| Dirty { entry, batch: link.number, parked: Some(link.generation) };
+                dirty.extend(scanned.entries(at).filter(|e| is_of(e, number)).map(of));
+            }
+        }
+        for &i in &chain.batches {
+            let at = main[i] as usize;
+            let batch = scanned.seen(at).link.number;
+            let of = |entry| Dirty { entry, batch, parked: None };
+            dirty.extend(scanned.entries(at).filter(|e| is_of(e, number)).map(of));
+        }
+        dirty
+    };
+    let volumes: BTreeMap<u32, VolumeIn<R>> = finds
+        .into_iter()
+        .map(|(number, finds)| {
+            let finds = match finds.unordered {
+                true => finds.again(again(number)),
+                false => finds,
+            };
+            (number, finds.volume(hole.is_some(), fault))
+        })
+        .collect();
+    let generation = all.clone().map(|at| scanned.seen(at).link.generation).max().unwrap_or(0);
+    let counts = chain.batches.iter().map(|&i| scanned.seen(main[i] as usize));
+    let live = live(counts, &volumes);
+    let parked = self::parked(parked.iter().map(|&at| scanned.seen(at)), &volumes);
+    RecoveredIn { live, parked, generation, chain, volumes }
+}
+
+/// What is found of one volume, record by record.
+struct Finds<R> {
+    volume: VolumeIn<R>,
+    /// The best parked copies of records behind the frontier that are not among them yet.
+    copies: BTreeMap<u64, Dirty>,
+    /// The last sequence of the chain, the highest of all that was found, and the highest that anything names.
+    last: u64,
+    highest: u64,
+    named: Option<u64>,
+    /// The chain's records do not come in the order of their sequence.
+    unordered: bool,
+}
+
+impl<R: Records> Finds<R> {
+    fn new(front: Option<&VolumeFrontier>, began: u64) -> Finds<R> {
         let frontier = front.map_or(began, |f| f.frontier.max(began));
-        dirty.retain(|dirty| dirty.entry.record.sequence > frontier);
-        latest(&mut dirty);
-        let mut volume = Volume { frontier, last: frontier, ..Volume::default() };
+        let mut volume = VolumeIn { frontier, last: frontier, ..VolumeIn::default() };
         if let Some(front) = front {
             (volume.marker, volume.unreadable) = (front.marker, front.unreadable.clone());
         }
-        let highest = dirty.last().map_or(frontier, |last| last.entry.record.sequence);
-        let whole = dirty.iter().zip(frontier + 1..);
-        let whole = whole.take_while(|(dirty, next)| dirty.entry.record.sequence == *next).count();
-        dirty.truncate(whole);
-        volume.last += whole as u64;
-        volume.records = dirty;
-        // What batches behind the last hole say of it: nothing, and its last records may be in the hole. Without a hole they may have been
-        // in a parked segment that is lost.
-        let hole = chain.damaged.last().map(|lost| lost.end);
-        let behind = counts.iter().filter(|b| hole.is_none_or(|end| b.link.number >= end));
-        let named = behind.flat_map(|batch| {
-            let last = batch.frontier.as_ref().and_then(|f| f.volume(number)).map(|f| f.last);
-            let seen = batch.entries.iter().filter(|e| e.record.attachment == number);
-            last.into_iter().chain(seen.map(|e| e.record.sequence))
-        });
-        let unknown = named.max().map_or(hole.is_some(), |named| volume.last < named);
-        volume.gap = (volume.last < highest || unknown) && !fault.is(Planted::GapIgnored);
-        found.insert(number, volume);
+        Finds {
+            volume,
+            copies: BTreeMap::new(),
+            last: frontier,
+            highest: frontier,
+            named: None,
+            unordered: false,
+        }
     }
-    let mut recovered = Recovered {
-        live: Vec::new(),
-        parked: Vec::new(),
-        generation: scanned.iter().map(|batch| batch.link.generation).max().unwrap_or(0),
-        chain,
-        volumes: found,
-    };
-    recovered.live = live(&counts, &recovered.volumes);
-    recovered.parked = parked(scanned, &recovered.volumes);
-    recovered
+
+    /// Something says that there was this record.
+    fn names(&mut self, sequence: u64) {
+        self.named = self.named.max(Some(sequence));
+    }
+
+    /// A parked copy.
+    fn parked(&mut self, dirty: Dirty) {
+        let sequence = dirty.entry.record.sequence;
+        if sequence > self.volume.frontier {
+            self.highest = self.highest.max(sequence);
+            let best = self.copies.get(&sequence).map_or(dirty, |before| better(*before, dirty));
+            self.copies.insert(sequence, best);
+        }
+    }
+
+    /// A record of the chain.
+    fn logged(&mut self, dirty: Dirty) {
+        let sequence = dirty.entry.record.sequence;
+        if sequence <= self.volume.frontier || self.unordered {
+            return;
+        }
+        if sequence <= self.last {
+            self.unordered = true;
+            return;
+        }
+        self.last = sequence;
+        self.highest = self.highest.max(sequence);
+        self.take_copies(sequence);
+        let dirty = self.copies.remove(&sequence).map_or(dirty, |copy| better(copy, dirty));
+        self.take(dirty);
+    }
+
+    /// The copies of records before this one.
+    fn take_copies(&mut self, sequence: u64) {
+        while let Some(copy) = self.copies.first_entry() {
+            if *copy.key() >= sequence {
+                break;
+            }
+            let copy = copy.remove();
+            self.take(copy);
+        }
+    }
+
+    /// The next record that there is: it counts if none before it is missing.
+    fn take(&mut self, dirty: Dirty) {
+        let sequence = dirty.entry.record.sequence;
+        if self.volume.last.checked_add(1) == Some(sequence) {
+            self.volume.last = sequence;
+            self.volume.records.push(dirty);
+        }
+    }
+
+    /// All of them, in any order: of a sequence the best.
+    fn again(mut self, mut dirty: Vec<Dirty>) -> Finds<R> {
+        let frontier = self.volume.frontier;
+        let sequence = |dirty: &Dirty| dirty.entry.record.sequence;
+        dirty.retain(|dirty| sequence(dirty) > frontier);
+        dirty.sort_by_key(sequence);
+        dirty.dedup_by(|later, before| {
+            let same = sequence(later) == sequence(before);
+            if same {
+                *before = better(*before, *later);
+            }
+            same
+        });
+        self.highest = dirty.last().map_or(frontier, sequence);
+        self.copies.clear();
+        (self.volume.records, self.volume.last) = (R::default(), frontier);
+        dirty.into_iter().for_each(|dirty| self.take(dirty));
+        self
+    }
+
+    fn volume(mut self, hole: bool, fault: Fault) -> VolumeIn<R> {
+        while let Some((_, copy)) = self.copies.pop_first() {
+            self.take(copy);
+        }
+        let last = self.volume.last;
+        let unknown = self.named.map_or(hole, |named| last < named);
+        self.volume.gap = (last < self.highest || unknown) && !fault.is(Planted::GapIgnored);
+        self.volume
+    }
+}
+
+/// Of one record the later copy, unless only the earlier one can be read.
+fn better(before: Dirty, later: Dirty) -> Dirty {
+    let reads = |dirty: &Dirty| dirty.entry.readable && !dirty.entry.record.flags.unreadable;
+    match reads(&later) || !reads(&before) {
+        true => later,
+        false => before,
+    }
 }
 
 fn is_of(entry: &Entry, number: u32) -> bool {
     entry.record.attachment == number && entry.record.kind != Kind::Frontier
 }
 
-/// The volume's records of this batch.
-fn add(dirty: &mut Vec<Dirty>, batch: &Scanned, number: u32, parked: Option<u64>) {
-    let mine = |e: &&Entry| is_of(e, number);
-    let of = |&entry: &Entry| Dirty { entry, batch: batch.link.number, parked };
-    dirty.extend(batch.entries.iter().filter(mine).map(of));
-}
-
-/// In order of their sequence; of one sequence the last, unless only an earlier one can be read.
-fn latest(dirty: &mut Vec<Dirty>) {
-    let reads = |dirty: &Dirty| dirty.entry.readable && !dirty.entry.record.flags.unreadable;
-    let sequence = |dirty: &Dirty| dirty.entry.record.sequence;
-    if !dirty.is_sorted_by_key(sequence) {
-        dirty.sort_by_key(sequence);
-    }
-    dirty.dedup_by(|later, before| {
-        let same = sequence(later) == sequence(before);
-        if same && (reads(later) || !reads(before)) {
-            *before = *later;
-        }
-        same
-    });
-}
-
 /// The segments of the chain, oldest first.
-fn live(counts: &[&Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Found> {
+fn live<R: Records>(
+    counts: impl Iterator<Item = Seen>,
+    volumes: &BTreeMap<u32, VolumeIn<R>>,
+) -> Vec<Found> {
     let mut live: Vec<Found> = Vec::new();
     for batch in counts {
         let generation = batch.link.generation;
@@ -216,8 +450,8 @@ fn live(counts: &[&Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Found> {
             }),
         }
     }
-    for dirty in volumes.values().flat_map(|volume| &volume.records).filter(|d| d.parked.is_none())
-    {
+    let records = volumes.values().flat_map(|volume| volume.records.each());
+    for dirty in records.filter(|d| d.parked.is_none()) {
         let at = live.partition_point(|found| found.first <= dirty.batch);
         if let Some(found) = at.checked_sub(1).and_then(|at| live.get_mut(at)) {
             found.records += 1;
@@ -227,9 +461,12 @@ fn live(counts: &[&Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Found> {
 }
 
 /// The parked segments that are still needed.
-fn parked(scanned: &[Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Parked> {
+fn parked<R: Records>(
+    scanned: impl Iterator<Item = Seen>,
+    volumes: &BTreeMap<u32, VolumeIn<R>>,
+) -> Vec<Parked> {
     let mut all: BTreeMap<u64, Parked> = BTreeMap::new();
-    for batch in scanned.iter().filter(|batch| batch.parked != 0) {
+    for batch in scanned {
         let (segment, generation, attachment) =
             (batch.segment, batch.link.generation, batch.parked);
         let used = Size::default();
@@ -238,7 +475,10 @@ fn parked(scanned: &[Scanned], volumes: &BTreeMap<u32, Volume>) -> Vec<Parked> {
         parked.batches = parked.batches.max(batch.link.number);
         parked.used.bytes = parked.used.bytes.max(batch.end);
     }
-    for dirty in volumes.values().flat_map(|volume| &volume.records) {
+    if all.is_empty() {
+        return Vec::new();
+    }
+    for dirty in volumes.values().flat_map(|volume| volume.records.each()) {
         if let Some(parked) = dirty.parked.and_then(|generation| all.get_mut(&generation)) {
             parked.records += 1;
         }

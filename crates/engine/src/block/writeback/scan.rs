@@ -22,8 +22,9 @@
 //! Each parked segment is a chain of its own, and is cut at its end here. Its last copies may be torn: they stay as copies that cannot
 //! be read, and count only where nothing better is left.
 //!
-//! DRAM: 1 MiB, or one footer where that is longer, and what is returned.
+//! DRAM: 1 MiB, or one footer where that is longer, and what is returned: of a record of 4 KiB about 16 bytes, and of a batch 80.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder_format::Uuid;
@@ -33,8 +34,11 @@ use larder_format::block::write_log::{
     footer, pieces,
 };
 
+use super::packed::{PackedEntries, PlaceOf};
 use super::planted::Fault;
-use super::recovery::{Entry, Recovered, Scanned, recover};
+use super::recovery::{
+    Batches, Entry, Recovered, RecoveredPacked, Scanned, Seen, recover, recover_in,
+};
 
 mod reader;
 
@@ -47,7 +51,7 @@ pub struct Scan {
     /// The batches that may count. The highest number known durable that anything in the main chain says is in one of their links,
     /// though its batch may have said less. Those of a segment that has a footer, though that may not verify, end where the segment does:
     /// nothing is to be appended.
-    pub batches: Vec<Scanned>,
+    pub batches: BatchList,
     /// The highest generation that a segment has, also where no batch of it is left: later ones are higher.
     pub generation: u64,
     /// Bytes of the device that could not be read, ascending.
@@ -57,23 +61,167 @@ pub struct Scan {
     /// Of the newest segments of the main chain that have no footer, what it would say of the batches that are there: generation, and batches. Which of
     /// them count is not said.
     pub open: Vec<(u64, Vec<Batch>)>,
-    sums: Vec<u32>,
+    sums: SumList,
 }
 
 impl Scan {
     /// The checksums of the pieces of an entry's payload, for later reads of it.
     pub fn sums(&self, entry: &Entry) -> &[u32] {
         let count = pieces::count(entry.record.payload_bytes()) as usize;
-        let from = entry.sums as usize;
-        self.sums.get(from..from.saturating_add(count)).unwrap_or(&[])
+        self.sums.get(entry.sums, count)
     }
 
     /// What a start makes of it ([`recover`]). The records of its batches are let go, since a log that is full of small writes has millions;
     /// their checksums stay.
     pub fn recover(&mut self, volumes: &[(u32, u64)], fault: Fault) -> Recovered {
         let found = recover(&self.batches, volumes, fault);
-        self.batches.iter_mut().for_each(|batch| batch.entries = Vec::new());
+        self.batches.let_go_of_entries();
         found
+    }
+
+    /// The same, with records in few bytes.
+    pub fn recover_packed(&mut self, volumes: &[(u32, u64)], fault: Fault) -> RecoveredPacked {
+        let found = recover_in(&self.batches, volumes, fault);
+        self.batches.let_go_of_entries();
+        found
+    }
+}
+
+/// Batches with their records, in few bytes. As a slice it has what is known of them but for their records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchList {
+    all: Vec<Seen>,
+    places: Vec<PlaceOf>,
+    entries: PackedEntries,
+    /// By their places in the list.
+    frontiers: BTreeMap<u32, Frontier>,
+}
+
+impl std::ops::Deref for BatchList {
+    type Target = [Seen];
+
+    fn deref(&self) -> &[Seen] {
+        &self.all
+    }
+}
+
+impl<'a> IntoIterator for &'a BatchList {
+    type Item = &'a Seen;
+    type IntoIter = std::slice::Iter<'a, Seen>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.iter()
+    }
+}
+
+impl Batches for BatchList {
+    fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    fn seen(&self, at: usize) -> Seen {
+        self.all[at]
+    }
+
+    fn frontier(&self, at: usize) -> Option<&Frontier> {
+        self.frontiers.get(&(at as u32))
+    }
+
+    fn entries(&self, at: usize) -> impl Iterator<Item = Entry> + '_ {
+        self.entries.of(self.places.get(at).copied().unwrap_or_default())
+    }
+}
+
+impl BatchList {
+    /// All of them with their records: about 100 bytes for each of those.
+    pub fn unpacked(&self) -> Vec<Scanned> {
+        let of = |(at, seen): (usize, &Seen)| {
+            let Seen { link, parked, segment, end, footer } = *seen;
+            let entries = Batches::entries(self, at).collect();
+            let frontier = self.frontier(at).cloned();
+            Scanned { link, parked, segment, end, footer, entries, frontier }
+        };
+        self.all.iter().enumerate().map(of).collect()
+    }
+
+    fn push(&mut self, batch: Scanned) {
+        if let Some(frontier) = batch.frontier.clone() {
+            self.frontiers.insert(self.all.len() as u32, frontier);
+        }
+        if self.all.len() == self.all.capacity() {
+            // Not to twice as many: there may be millions.
+            let more = self.all.len() / 8 + 1024;
+            self.all.reserve_exact(more);
+            self.places.reserve_exact(more);
+        }
+        self.all.push(batch.seen());
+        self.places.push(self.entries.add(&batch.entries));
+    }
+
+    /// Other entries of a batch in the place of those that it has.
+    fn set_entries(&mut self, at: usize, entries: &[Entry]) {
+        self.places[at] = self.entries.add(entries);
+    }
+
+    /// Their records are not needed any more.
+    fn let_go_of_entries(&mut self) {
+        self.entries.clear();
+        self.places = Vec::new();
+    }
+
+    /// Leaves out those that are torn.
+    fn leave_out(&mut self, torn: &[bool]) {
+        let mut frontiers = std::mem::take(&mut self.frontiers);
+        let mut left = 0;
+        for (at, _) in torn.iter().enumerate().filter(|(_, torn)| !**torn) {
+            (self.all[left], self.places[left]) = (self.all[at], self.places[at]);
+            if let Some(frontier) = frontiers.remove(&(at as u32)) {
+                self.frontiers.insert(left as u32, frontier);
+            }
+            left += 1;
+        }
+        self.all.truncate(left);
+        self.places.truncate(left);
+    }
+}
+
+/// Checksums in a row, in chunks: nothing that is kept is moved when more come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct SumList {
+    /// Each with the number of its first.
+    chunks: Vec<(u32, Vec<u32>)>,
+    len: u32,
+}
+
+/// Checksums of a chunk. Those of one record are in one.
+const SUMS: usize = 16 << 10;
+
+impl SumList {
+    /// Keeps those of a record: the number of the first.
+    fn add(&mut self, sums: &[u32]) -> u32 {
+        let first = self.len;
+        let fits = |(_, chunk): &&mut (u32, Vec<u32>)| chunk.capacity() - chunk.len() >= sums.len();
+        match self.chunks.last_mut().filter(fits) {
+            Some((_, chunk)) => chunk.extend_from_slice(sums),
+            None => {
+                let mut chunk = Vec::with_capacity(SUMS.max(sums.len()));
+                chunk.extend_from_slice(sums);
+                self.chunks.push((first, chunk));
+            }
+        }
+        // An area has fewer sums than 32 bits can number.
+        self.len = first.saturating_add(sums.len() as u32);
+        first
+    }
+
+    fn get(&self, first: u32, count: usize) -> &[u32] {
+        let at = self.chunks.partition_point(|(of, _)| *of <= first);
+        let chunk = at.checked_sub(1).and_then(|at| self.chunks.get(at));
+        let mine = chunk.and_then(|(of, chunk)| {
+            let from = (first - of) as usize;
+            chunk.get(from..from.saturating_add(count))
+        });
+        mine.unwrap_or(&[])
     }
 }
 
@@ -298,7 +446,7 @@ impl Scanner<'_> {
         for FoundBatch { scanned, table } in batches {
             if !is_sealed {
                 let table = table.map(|table| table.0);
-                self.tail.push(Tail { at: self.found.batches.len(), table });
+                self.tail.push(Tail { at: self.found.batches.count(), table });
             }
             self.found.batches.push(scanned);
         }
@@ -334,9 +482,7 @@ impl Scanner<'_> {
                 table = Some((place..end, entry.sums.to_vec()));
                 continue;
             }
-            // An area has fewer sums than 32 bits can number.
-            let sums = u32::try_from(self.found.sums.len()).unwrap_or(u32::MAX);
-            self.found.sums.extend_from_slice(entry.sums);
+            let sums = self.found.sums.add(entry.sums);
             let readable = !entry.record.flags.unreadable;
             entries.push(Entry { record: *entry.record, place, readable, sums });
         }
@@ -387,7 +533,7 @@ impl Scanner<'_> {
                 }
             }
         }
-        self.found.batches.append(&mut batches);
+        batches.into_iter().for_each(|batch| self.found.batches.push(batch));
     }
 
     /// Whether the payload of an entry is what its sums say.
@@ -401,30 +547,34 @@ impl Scanner<'_> {
     /// Leaves out what is torn above the number known durable.
     fn verify_tail(&mut self) {
         let mut batches = std::mem::take(&mut self.found.batches);
-        let main = |batch: &&Scanned| batch.parked == 0;
+        let main = |batch: &&Seen| batch.parked == 0;
         let known = chain::known_durable(batches.iter().filter(main).map(|batch| &batch.link));
-        let mut torn = vec![false; batches.len()];
+        let mut torn = vec![false; batches.count()];
         for Tail { at, table } in std::mem::take(&mut self.tail) {
-            let batch = &mut batches[at];
-            if batch.link.number <= known || batch.link.generation < self.free {
+            let Link { number, generation, .. } = batches.seen(at).link;
+            if number <= known || generation < self.free {
                 continue;
             }
             torn[at] |= match &table {
-                Some(table) if batch.frontier.is_none() => !self.is_lost(table),
+                Some(table) if batches.frontier(at).is_none() => !self.is_lost(table),
                 _ => false,
             };
-            for entry in &mut batch.entries {
+            let mut entries: Vec<Entry> = Batches::entries(&batches, at).collect();
+            let mut changed = false;
+            for entry in &mut entries {
                 if entry.readable && !self.check(entry) {
                     let end = entry.place + entry.record.payload_bytes();
-                    entry.readable = false;
+                    (entry.readable, changed) = (false, true);
                     torn[at] |= !self.is_lost(&(entry.place..end));
                 }
             }
+            if changed {
+                batches.set_entries(at, &entries);
+            }
         }
-        let mut torn = torn.into_iter();
-        batches.retain(|_| torn.next() == Some(false));
+        batches.leave_out(&torn);
         // What the torn ones knew is so.
-        let last = batches.iter_mut().filter(|batch| batch.parked == 0);
+        let last = batches.all.iter_mut().filter(|batch| batch.parked == 0);
         if let Some(last) = last.max_by_key(|batch| batch.link.generation) {
             last.link.known = last.link.known.max(known);
         }

@@ -248,15 +248,14 @@ impl VolumeLog {
 
     /// What its records show that are answered, as if they came again.
     pub fn shown(&self) -> Overlay {
-        let shows = |sequence: u64| {
+        Overlay::of_records(self.frontier + 1..=self.acknowledged, |sequence| {
             let logged = self.record(sequence)?;
             let holds = match self.lost.contains(&sequence) {
                 true => Holds::Unreadable,
                 false => logged.holds(),
             };
-            Some((self.counts(sequence, logged.range()), sequence, holds))
-        };
-        Overlay::build((self.frontier + 1..=self.acknowledged).filter_map(shows).collect())
+            Some((self.counts(sequence, logged.range()), holds))
+        })
     }
 
     /// All records up to here are durable in the store.
@@ -645,7 +644,7 @@ impl VolumeLog {
         overlay.show(range, sequence, logged.holds());
     }
 
-    /// The same, where many are shown at once ([`Overlay::build`]): its sequence.
+    /// The same, where many are shown at once ([`VolumeLog::shown`]): its sequence.
     pub fn recover_unshown(&mut self, logged: Logged, dependency: u64) -> u64 {
         let forgotten = self.fault.is(Planted::DependencyForgotten);
         self.acknowledged = self.push(logged, if forgotten { self.frontier } else { dependency });

@@ -14,7 +14,8 @@ impl World {
         let main = scan.batches.iter().filter(|batch| batch.parked == 0);
         let known = chain::known_durable(main.map(|batch| &batch.link));
         let mut some: Vec<(usize, u64, u64, u64)> = Vec::new();
-        let counts = scan.batches.iter().filter(|b| b.parked != 0 || b.link.number <= known);
+        let all = scan.batches.unpacked();
+        let counts = all.iter().filter(|b| b.parked != 0 || b.link.number <= known);
         for entry in counts.flat_map(|batch| &batch.entries) {
             let record = &entry.record;
             let Some(v) = self.volumes.iter().position(|v| v.attachment == record.attachment)

@@ -49,21 +49,35 @@ pub fn known_durable<'a>(links: impl IntoIterator<Item = &'a Link>) -> u64 {
 /// Which of these batches count, ascending by number and at most one of each, where `oldest` is the generation of the oldest
 /// segment that is live: their places in `links`.
 pub fn counting(links: &[Link], oldest: u64) -> Vec<usize> {
-    let mut order: Vec<usize> =
-        (0..links.len()).filter(|&i| links[i].generation >= oldest).collect();
-    order.sort_by_key(|&i| (links[i].number, links[i].run, links[i].generation));
+    counting_by(links.len(), |i| links[i], oldest)
+}
+
+fn counting_by(count: usize, link: impl Fn(usize) -> Link, oldest: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).filter(|&i| link(i).generation >= oldest).collect();
+    order.sort_by_key(|&i| {
+        let Link { number, run, generation, .. } = link(i);
+        (number, run, generation)
+    });
     let mut latest = 0;
-    let mut count: Vec<usize> = Vec::with_capacity(order.len());
-    for i in order {
-        if links[i].run < latest {
+    // Those that count, in the place of those that were looked at.
+    let mut counting = 0;
+    for at in 0..order.len() {
+        let i = order[at];
+        let Link { number, run, .. } = link(i);
+        if run < latest {
             continue;
         }
-        latest = links[i].run;
+        latest = run;
         // Sorted: the last of a number is the one that counts.
-        count.pop_if(|&mut before| links[before].number == links[i].number);
-        count.push(i);
+        let before = order[..counting].last();
+        if before.is_some_and(|&before| link(before).number == number) {
+            counting -= 1;
+        }
+        order[counting] = i;
+        counting += 1;
     }
-    count
+    order.truncate(counting);
+    order
 }
 
 /// Walks along a chain, number by number.
@@ -134,16 +148,23 @@ pub struct Reading {
 /// Reads a chain from all batches of it that verify, in any order. `oldest` is the generation of the oldest live segment,
 /// `first` the number of its first batch.
 pub fn read(links: &[Link], oldest: u64, first: u64) -> Reading {
-    let count = counting(links, oldest);
-    let mut rest = count.into_iter().filter(|&i| links[i].number >= first).peekable();
-    let mut walk = Walk::new(first, known_durable(links));
-    let mut batches = Vec::new();
+    read_by(links.len(), |i| links[i], oldest, first)
+}
+
+/// The same of so many batches, each of which `link` says when it is asked for: a log of small writes has millions.
+pub fn read_by(count: usize, link: impl Fn(usize) -> Link, oldest: u64, first: u64) -> Reading {
+    let known = (0..count).map(|i| link(i).known).max().unwrap_or(0);
+    let counting = counting_by(count, &link, oldest);
+    let mut batches = Vec::with_capacity(counting.len());
+    let mut rest = counting.into_iter().filter(|&i| link(i).number >= first).peekable();
+    let mut walk = Walk::new(first, known);
     let mut damaged: Vec<Range<u64>> = Vec::new();
     loop {
-        let here = rest.next_if(|&i| links[i].number == walk.next);
-        let after = rest.peek().map(|&i| &links[i]);
+        let here = rest.next_if(|&i| link(i).number == walk.next);
+        let after = rest.peek().map(|&i| link(i));
+        let after = after.as_ref();
         let lost = match here {
-            Some(i) => match walk.step(Some(&links[i]), after) {
+            Some(i) => match walk.step(Some(&link(i)), after) {
                 Verdict::EndOfTail => break,
                 Verdict::Damage => walk.next - 1..walk.next,
                 Verdict::Follows => {

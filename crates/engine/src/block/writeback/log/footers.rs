@@ -10,7 +10,7 @@ use larder_base::Nanos;
 use larder_format::block::write_log::{Batch, Footer};
 
 use super::super::planted::Planted;
-use super::super::recovery::{Recovered, Scanned};
+use super::super::recovery::{RecoveredIn, Seen};
 use super::super::scan::Scan;
 use super::super::segments::Found;
 use super::{Asks, TRIES, ToWrite, WriteLog};
@@ -71,15 +71,18 @@ impl<B> Footers<B> {
     }
 
     /// Of the log that a start has found: segments that the last run had no time to seal.
-    pub(super) fn found(found: &Recovered, scan: &Scan) -> Footers<B> {
+    pub(super) fn found<R>(found: &RecoveredIn<R>, scan: &Scan) -> Footers<B> {
         let mut footers = Footers::default();
         if let Some(&Found { segment, generation, .. }) = found.live.last() {
             footers.open.insert(0, Filled::new(Writing { segment, generation, parked: 0 }, true));
         }
-        let main: Vec<&Scanned> = scan.batches.iter().filter(|batch| batch.parked == 0).collect();
+        let main: Vec<&Seen> = scan.batches.iter().filter(|batch| batch.parked == 0).collect();
         let counting = found.chain.batches.iter().filter_map(|&at| main.get(at));
+        let is_open = |batch: &&&Seen| {
+            scan.open.iter().any(|(generation, _)| *generation == batch.link.generation)
+        };
         let counting: BTreeSet<(u64, u64)> =
-            counting.map(|batch| (batch.link.number, batch.link.hash)).collect();
+            counting.filter(is_open).map(|batch| (batch.link.number, batch.link.hash)).collect();
         for (generation, batches) in scan.open.iter().rev() {
             let Some(at) = found.live.iter().position(|live| live.generation == *generation) else {
                 continue;

@@ -1,10 +1,31 @@
-//! Memory for what is on its way from the log to stores and journals: one sum for the whole node, however many volumes write back.
+//! Memory of what is dirty, and memory for what is on its way from the log to stores and journals: one sum for the whole node, however many volumes
+//! write back.
 //!
 //! A stretch is in memory from when it is read until the store has it, an epoch until the journal has it. Whoever gets none is called again when some is
 //! given back. While somebody waits nobody has more than an equal part, so that a volume with a slow store does not keep all of it. If nothing is taken
 //! whoever comes first gets what it needs, however much that is: nobody waits for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use larder_format::block::write_log::pieces;
+
+use super::WriteLog;
+
+/// Bytes of memory that 4 KiB of the log take at most that are dirty: records, overlay, checksums, times, and what containers have to spare
+/// (`tests/writeback_memory.rs`). No record holds less than 4 KiB of the log.
+pub const MEMORY_OF_BLOCK: u64 = 40;
+
+impl<B> WriteLog<B> {
+    /// Bytes of all segments.
+    pub fn log_bytes(&self) -> u64 {
+        u64::from(self.config.segments) * u64::from(self.config.geometry.bytes())
+    }
+
+    /// Bytes of memory that what is dirty takes at most, if all of the log is; beside what is on its way to stores.
+    pub fn most_memory(&self) -> u64 {
+        self.log_bytes() / pieces::PIECE as u64 * MEMORY_OF_BLOCK
+    }
+}
 
 /// The sum, and who has what of it. See the [module](self).
 #[derive(Debug, Default)]

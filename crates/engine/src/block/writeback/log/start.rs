@@ -4,7 +4,7 @@ use larder_format::block::write_log::Kind as RecordKind;
 
 use super::super::overlay::{Holds, Overlay};
 use super::super::planted::Planted;
-use super::super::recovery::Volume;
+use super::super::recovery::{Records, VolumeIn};
 use super::super::scan::Scan;
 use super::super::volume_log::{Kind, Logged};
 use super::{Asks, Start, Sums, WriteLog};
@@ -13,11 +13,16 @@ use larder_base::Nanos;
 impl<B: Clone> WriteLog<B> {
     /// What a start has found of a volume that was just attached, and read with `scan`: dirty and answered. What its frontier covers, which may
     /// be a marker's, is let go.
-    pub fn recover(&mut self, now: Nanos, attachment: u32, found: &Volume, scan: &Scan) {
+    pub fn recover<R: Records>(
+        &mut self,
+        now: Nanos,
+        attachment: u32,
+        found: &VolumeIn<R>,
+        scan: &Scan,
+    ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         volume.log.reserve(found.records.len());
         volume.sums.reserve(found.records.len());
-        let mut shown = Vec::with_capacity(found.records.len());
         let mut lost = Vec::new();
         for bad in &found.unreadable {
             // All of them are of records up to the frontier that lists them.
@@ -27,7 +32,7 @@ impl<B: Clone> WriteLog<B> {
                 false => volume.bad.add(volume.log.counts(found.frontier, range)),
             }
         }
-        for dirty in &found.records {
+        for dirty in found.records.each() {
             let record = &dirty.entry.record;
             if record.sequence <= volume.log.frontier() {
                 // A failed log leaves out nothing: the store has it.
@@ -65,41 +70,33 @@ impl<B: Clone> WriteLog<B> {
                 volume.marks.found(record.sequence, volume.log.covers(record.sequence));
                 continue;
             }
-            let holds = match logged.holds() {
-                Holds::Bytes if !dirty.entry.readable => {
-                    match volume.log.gives_up(sequence) {
-                        true => volume.given_up += volume.log.lose([sequence]),
-                        false => lost.push(sequence),
-                    }
-                    Holds::Unreadable
+            if kind == Kind::Write && !dirty.entry.readable {
+                match volume.log.gives_up(sequence) {
+                    true => volume.given_up += volume.log.lose([sequence]),
+                    false => lost.push(sequence),
                 }
-                holds => holds,
-            };
-            let range = volume.log.counts(sequence, logged.at..logged.at + logged.len);
-            if !range.is_empty() {
-                shown.push((range, sequence, holds));
             }
         }
-        volume.overlay = Overlay::build(shown);
         volume.log.lose(lost);
+        volume.overlay = volume.log.shown();
         if self.start == Start::Started {
             volume.log.recovered();
         }
     }
 
     /// What a start has found of a volume that does not go on with it is void. Returns the dirty bytes that are lost with it, each counted once.
-    pub fn give_up_found(&mut self, attachment: u32, found: &Volume) -> u64 {
+    pub fn give_up_found<R: Records>(&mut self, attachment: u32, found: &VolumeIn<R>) -> u64 {
         if self.volumes.contains_key(&attachment) {
             return 0;
         }
-        for dirty in &found.records {
+        for dirty in found.records.each() {
             match dirty.parked {
                 Some(generation) => self.segments.let_go_parked(generation, Some(1)),
                 None => self.segments.let_go(dirty.batch),
             }
         }
         let mut lost = Overlay::default();
-        for (sequence, dirty) in (1..).zip(&found.records) {
+        for (sequence, dirty) in (1..).zip(found.records.each()) {
             let record = &dirty.entry.record;
             if record.kind != RecordKind::Mark {
                 lost.show(record.offset..record.offset + record.length, sequence, Holds::Zeros);
