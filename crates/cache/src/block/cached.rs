@@ -45,7 +45,7 @@ pub struct Cached {
     first_token: usize,
     queue: RecordedQueue<Daemon>,
     io: Carrier,
-    /// Requests that asked something of a device or store, which is not started yet.
+    /// Requests of which something may be asked of the cache device or a store, and is not started yet.
     piled: Pile,
     /// When the write log has something to do by time.
     log_wakes: Option<Nanos>,
@@ -108,11 +108,12 @@ impl Cached {
             Command::Status { offset: at, len, one } => Asked::Status { at, len: len.into(), one },
         };
         let volume = self.io.known(volume);
+        // What changes a volume that writes back goes to the log: all of a turn together.
+        let logged = matches!(op, Asked::Write { .. } | Asked::Trim { .. } | Asked::Zero { .. })
+            && volume.writes_back();
         let submit = Submit { volume, ticket, op, holds };
-        let before = self.io.asked;
         self.queue.submit(&*self.cache, self.cache.now(), &mut self.io, submit);
-        // Writes that go to the log alone are one batch of the turn.
-        if self.io.asked != before && self.piled.is_full(Batch::SERVERS.submit) {
+        if !logged && self.piled.is_full(Batch::SERVERS.submit) {
             self.flush(Instant::now());
         }
     }

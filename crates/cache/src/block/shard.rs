@@ -182,4 +182,9 @@ impl Known {
     pub(super) fn is_gone(&self) -> bool {
         self.state() == State::Detached
     }
+
+    /// What is written to it goes to the write log.
+    pub(super) fn writes_back(&self) -> bool {
+        self.0.attached.as_ref().is_some_and(|attached| attached.attachment().is_some())
+    }
 }

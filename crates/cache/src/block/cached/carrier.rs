@@ -80,8 +80,6 @@ pub(super) struct Carrier {
     pub spare: Spare,
     /// Of batches of the write log.
     pub batches: Batches,
-    /// Reads and writes of the cache device, the log's writes aside, and operations of stores so far.
-    pub asked: u64,
     /// Whether reads may be answered with bytes that others have too.
     pub lends: bool,
     /// Detached volumes that were let go of so far.
@@ -112,7 +110,6 @@ impl Carrier {
             deferred: DeferredFree::default(),
             spare: Spare::default(),
             batches: Batches::default(),
-            asked: 0,
             lends: false,
             gone: 0,
             by_hand,
@@ -219,7 +216,6 @@ impl Carrier {
     }
 
     fn ask(&mut self, JobId(job): JobId, volume: &Known, op: Op) {
-        self.asked += 1;
         match self.session(volume) {
             Ok(session) => session.submit(job.into(), op),
             Err(failure) => {
@@ -229,13 +225,11 @@ impl Carrier {
     }
 
     fn read(&mut self, job: FlashJob, offset: u64, buf: AlignedBuf) {
-        self.asked += 1;
         let job = self.flash_jobs.insert(job) as u64;
         self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
     }
 
     pub(super) fn write(&mut self, job: FlashJob, shard: u32, slot: SlotId, data: Payload) {
-        self.asked += 1;
         let job = self.flash_jobs.insert(job) as u64;
         let offset = self.cache.layout.slot_at(shard, slot.0);
         let op = FileOp::Write { offset, data, durable: false };
