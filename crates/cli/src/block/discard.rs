@@ -73,8 +73,8 @@ pub(crate) struct DiscardArgs {
     /// What the store has answered is durable, though it cannot be flushed (an NBD server without FLUSH)
     #[arg(long)]
     store_durable: bool,
-    /// The store is the one that it was, though it lies elsewhere now
-    #[arg(long, requires = "beyond_end")]
+    /// The store is the one that it was, though it lies elsewhere now: asked for with --beyond-end, and of a volume that was journaled
+    #[arg(long, conflicts_with_all = ["no_store", "unreadable"])]
     store_moved: bool,
     /// Do it; without this it is only said what would be lost
     #[arg(long)]

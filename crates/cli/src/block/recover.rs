@@ -45,6 +45,10 @@ pub(crate) struct RecoverArgs {
     /// The store, or a cache, was put back to an older copy: no cache counts any more, even if the marker is clean
     #[arg(long)]
     set_back: bool,
+    /// The store is the one that it was, moved or renamed, or a whole copy of it: you vouch for that. One that was journaled is refused without this where it is
+    /// not known again
+    #[arg(long)]
+    store_moved: bool,
     /// What the store has answered is durable, you vouch: it is not flushed. A store that offers no FLUSH (NBD) is refused without this
     #[arg(long)]
     store_durable: bool,
@@ -63,6 +67,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), CliError> {
         journal: args.journal.clone(),
         set_back: args.set_back,
         accept_torn: args.accept_torn,
+        moved: args.store_moved,
     };
     let told = recover(&*store, &wish).map_err(failed)?;
     let text = match args.json {
@@ -97,6 +102,9 @@ pub(super) fn failed(error: RecoverError) -> CliError {
         RecoverError::NoMarker(_) => {
             CliError::Runtime(text.replace("name its place", "name its place with --marker"))
         }
+        RecoverError::OtherStore(_) => CliError::Runtime(
+            text.replace("say that the store was moved", "say so with --store-moved"),
+        ),
         RecoverError::CannotFlush(_) => {
             CliError::Runtime(text.replace("or vouch that", "or vouch with --store-durable that"))
         }

@@ -332,6 +332,7 @@ fn clean(
         marker,
         journal: wish.journal.clone(),
         accept_torn: wish.accept_torn,
+        moved: wish.moved,
         ..RecoverWish::default()
     };
     recover(store, &wish)?;

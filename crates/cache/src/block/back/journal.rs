@@ -513,6 +513,16 @@ impl Journal {
         store: &dyn Backing,
     ) -> Result<Option<Applied>, String> {
         let Some(whole) = &read.whole else { return Ok(None) };
+        let end = |extent: &JournalExtent| extent.offset.saturating_add(extent.length);
+        let end = whole.descriptors.extents.iter().map(end).max().unwrap_or(0);
+        let bytes = store.capabilities().size;
+        if end > bytes {
+            // Nothing of it is put over a store that cannot have all of it.
+            return Err(format!(
+                "{} has what lies up to byte {end}, and the store has {bytes} bytes: restore its size",
+                self.describe()
+            ));
+        }
         if !self.fault.is(Planted::JournalReadUnflushed) {
             let end = whole.data + whole.commit.data;
             let ranges = [COMMIT_AT..COMMIT_AT + COMMIT_BYTES as u64, DESCRIPTORS_AT..end];

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use larder_engine::block::writeback::holder::mark_of;
 use larder_engine::block::writeback::marker::{self as machine, Mark, Step};
 use larder_engine::block::writeback::{Fault, Planted};
 use larder_format::Uuid;
@@ -14,7 +15,7 @@ use larder_volume::{Alone, Backing, BackingError, Flushing, Timeouts};
 use serde::{Deserialize, Serialize};
 
 use super::journal::{Applied, Journal, Of};
-use super::start::random_uuid;
+use super::start::{is_moved, random_uuid};
 
 /// For the store's flush.
 const FLUSH: Duration = Duration::from_secs(120);
@@ -47,6 +48,12 @@ pub enum RecoverError {
         /// The one that the store names.
         named: String,
     },
+    /// It was journaled, and is not the store that its marker was written beside: nothing is laid over it.
+    #[error(
+        "{0} says that the store was written through a journal, and the store is not the one that it had (another file, device or name): what the journal \
+         has is laid over no other; name that one. If it is the same one moved, or a whole copy of it, say that the store was moved"
+    )]
+    OtherStore(String),
     /// Its journal has no place, or none that was named.
     #[error(transparent)]
     NoJournal(JournalError),
@@ -155,6 +162,8 @@ pub struct RecoverWish {
     pub set_back: bool,
     /// Where the journal is lost or damaged the store is taken as it is.
     pub accept_torn: bool,
+    /// The store is the one that it was, though it lies elsewhere now, or a whole copy of it: the operator says so.
+    pub moved: bool,
 }
 
 /// Makes a store the whole of its volume: what a cache may hold of it is given up, and counts no more.
@@ -232,6 +241,13 @@ pub(super) fn recover_at(
     };
     if before.as_ref().is_some_and(|marker| marker.state == MarkerState::Clean) && !set_back {
         return Ok(told);
+    }
+    if let Some(marker) = &before {
+        let journaled = marker.order == MarkerOrder::Journaled;
+        let mark = mark_of(marker, is_moved(store, place, marker, wish.moved));
+        if machine::may_recover(&mark, journaled).is_err() {
+            return Err(RecoverError::OtherStore(told.marker));
+        }
     }
     if store.capabilities().flush == Flushing::Missing {
         return Err(RecoverError::CannotFlush(told.store));
