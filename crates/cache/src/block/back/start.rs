@@ -619,9 +619,10 @@ impl Core {
         let order = wished.map_or(kept_order(carried.order), |wished| wished.order);
         let config = BackConfig { order, ..BackConfig::default() };
         let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
+        let void = self.void_of(carried)?;
         let mut log = back.log();
         log.attach(self.now(), attach);
-        log.cut_off(carried.attachment, carried.cut);
+        log.set_void(carried.attachment, void);
         log.put_aside(carried.attachment);
         log.recover(self.now(), carried.attachment, of, scanned);
         drop(log);

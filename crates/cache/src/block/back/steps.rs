@@ -245,7 +245,7 @@ impl<'a> Way<'a> {
                 }
             }
             Step::Answer => self.answer(holder)?,
-            Step::Show => self.show(holder),
+            Step::Show => self.show(holder)?,
             Step::Through | Step::Aside => {
                 let attachment = holder.state().attachment;
                 let mut log = self.back.log();
@@ -523,6 +523,7 @@ impl<'a> Way<'a> {
             .found
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
         let mark = begins.known_mark(holder).map(str::to_owned);
+        let void = core.void_of(&state)?;
         // Before the log has it: what was put aside is destaged at once, through its journal.
         back.add(Written { journal, ..Written::new(self.volume, holder, begins) });
         call_log(core, None, |log, asks| {
@@ -535,7 +536,7 @@ impl<'a> Way<'a> {
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);
-            log.cut_off(state.attachment, state.cut);
+            log.set_void(state.attachment, void);
             asks.steps.push(state.attachment);
             if let Some(mark) = mark {
                 log.had_mark(state.attachment, mark);
@@ -561,9 +562,10 @@ impl<'a> Way<'a> {
     }
 
     /// The log has the volume, as it was put aside, and whoever reads sees what is dirty.
-    fn show(&mut self, holder: &Holder) {
+    fn show(&mut self, holder: &Holder) -> Result<(), NotDone> {
         let (core, back, state) = (self.core, self.back, holder.state());
-        let Which::Comes(begins) = &mut self.which else { return };
+        let Which::Comes(begins) = &mut self.which else { return Ok(()) };
+        let void = core.void_of(&state)?;
         let named = (holder.number(), holder.epoch(), begins.place.is_some());
         let attach = core.attach_of(&state, &begins.config, holder.frontier(), named);
         let found = begins
@@ -572,7 +574,7 @@ impl<'a> Way<'a> {
         let mut log = back.log();
         if !log.is_aside(state.attachment) {
             log.attach(core.now(), attach);
-            log.cut_off(state.attachment, state.cut);
+            log.set_void(state.attachment, void);
             log.put_aside(state.attachment);
             if let Some((found, scanned)) = found {
                 log.recover(core.now(), state.attachment, found, scanned);
@@ -585,6 +587,7 @@ impl<'a> Way<'a> {
         tracing::error!("volume '{}': {beyond}", self.volume.name);
         back.add(Written { shown: true, ..Written::new(self.volume, holder, begins) });
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
+        Ok(())
     }
 }
 
@@ -605,7 +608,6 @@ impl Written {
             attached: attached.clone(),
             place: begins.place.take().map(Into::into),
             state: holder.state(),
-            cut: holder.state().cut.into(),
             stopped: false.into(),
             given_up: 0.into(),
             config: begins.config.clone(),
@@ -644,7 +646,7 @@ impl Written {
         let frontier = back.log().status(now, self.state.attachment);
         Held {
             cache: back.cache.0,
-            entry: WrittenBack { cut: *locked(&self.cut), ..self.state },
+            entry: self.state,
             number: *locked(&self.number),
             durable: self.durable.load(Ordering::Relaxed),
             marked: self.place.is_some(),

@@ -36,7 +36,6 @@ use std::ops::Range;
 
 use larder_base::Nanos;
 use larder_format::Uuid;
-use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
@@ -47,8 +46,8 @@ pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
 use times::{Marks, Times};
-pub use unreadable::NotGivenUp;
 use unreadable::Unreadable;
+pub use unreadable::{GivingUp, NotGivenUp};
 
 use super::destager::{self, Destager, Pace};
 use super::economy::Economy;
@@ -517,13 +516,6 @@ impl<B: Clone> WriteLog<B> {
         self.volumes.insert(attachment, volume);
         self.closes_late(attachment);
         self.divide();
-    }
-
-    /// An operator has given up what older records of a volume have beyond an end. It is said between its attach and what a start has found.
-    pub fn cut_off(&mut self, attachment: u32, cut: Option<Cut>) {
-        if let Some(volume) = self.volumes.get_mut(&attachment) {
-            volume.log.cut_off(cut);
-        }
     }
 
     /// Records of a volume are not needed any more. Returns what they held of the log, and their bytes.

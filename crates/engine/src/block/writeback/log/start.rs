@@ -22,9 +22,9 @@ impl<B: Clone> WriteLog<B> {
         for bad in &found.unreadable {
             // All of them are of records up to the frontier that lists them.
             let range = bad.offset..bad.offset + bad.length;
-            match volume.log.gives_up(found.frontier) {
+            match volume.log.void().lists(found.frontier) {
                 true => volume.given_up += bad.length,
-                false => volume.bad.add(volume.log.counts(found.frontier, range)),
+                false => volume.bad.add(volume.log.void().within_end(found.frontier, range)),
             }
         }
         for dirty in &found.records {
@@ -65,23 +65,26 @@ impl<B: Clone> WriteLog<B> {
                 volume.marks.found(record.sequence, volume.log.covers(record.sequence));
                 continue;
             }
+            let whole = logged.at..logged.at + logged.len;
+            if volume.log.void().has(sequence) {
+                let given = volume.log.void().within_end(sequence, whole);
+                volume.given_up += given.end - given.start;
+                continue;
+            }
             let holds = match logged.holds() {
                 Holds::Bytes if !dirty.entry.readable => {
-                    match volume.log.gives_up(sequence) {
-                        true => volume.given_up += volume.log.lose([sequence]),
-                        false => lost.push(sequence),
-                    }
+                    lost.push(sequence);
                     Holds::Unreadable
                 }
                 holds => holds,
             };
-            let range = volume.log.counts(sequence, logged.at..logged.at + logged.len);
+            let range = volume.log.counts(sequence, whole);
             if !range.is_empty() {
                 shown.push((range, sequence, holds));
             }
         }
         volume.overlay = Overlay::build(shown);
-        volume.log.lose(lost);
+        volume.log.lose(lost, &mut volume.overlay);
         if self.start == Start::Started {
             volume.log.recovered();
         }
