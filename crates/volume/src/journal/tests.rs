@@ -30,6 +30,8 @@ fn head(number: u64) -> Marker {
         mark: None,
         order: Order::Journaled,
         applied: 0,
+        joins: 0,
+        probes: false,
     }
 }
 

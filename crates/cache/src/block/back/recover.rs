@@ -14,7 +14,7 @@ use larder_volume::op::Op;
 use larder_volume::{Alone, Backing, BackingError, Flushing, Timeouts};
 use serde::{Deserialize, Serialize};
 
-use super::journal::{Applied, Journal, Of};
+use super::journal::{Applied, Journal, Of, unprobe};
 use super::start::{is_moved, random_uuid};
 
 /// For the store's flush.
@@ -267,7 +267,13 @@ pub(super) fn recover_at(
             unknown()?
         }
     };
-    let replays = last.order == MarkerOrder::Journaled && last.state != MarkerState::Clean;
+    let fail = |reason| RecoverError::Journal { place: told.marker.clone(), reason };
+    if last.probes || last.order == MarkerOrder::Journaled {
+        unprobe(store).map_err(fail)?;
+    }
+    // (Nothing was answered while that was found out, and no epoch came to the store.)
+    let dirty = last.state != MarkerState::Clean && !last.probes;
+    let replays = last.order == MarkerOrder::Journaled && dirty;
     let mut journal = None;
     for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
@@ -316,6 +322,8 @@ pub(super) fn recover_at(
                     identity: store.identity()?.encode(),
                     host: super::host_name(),
                     mark: told.mark.clone(),
+                    joins: 0,
+                    probes: false,
                     ..last.clone()
                 };
                 place.write(&clean)?;
@@ -386,6 +394,8 @@ fn unknown() -> Result<Marker, RecoverError> {
         mark: None,
         order: MarkerOrder::Any,
         applied: 0,
+        joins: 0,
+        probes: false,
     })
 }
 
@@ -432,6 +442,8 @@ mod tests {
             mark: None,
             order,
             applied: 0,
+            joins: 0,
+            probes: false,
         };
         let mut place = marker_place(store, &PlaceOptions::default()).unwrap();
         place.read().unwrap();

@@ -263,14 +263,23 @@ fn judge_marker(
     Ok((said, judged))
 }
 
-/// The same of a volume that must not be refused. Returns the attachment that the marker is of, and the last mark that it names.
+/// What a marker says to one who comes.
+#[derive(Default)]
+pub(super) struct SaidThere {
+    /// The attachment that it is of, and the last mark that it names.
+    pub(super) mark: Option<(u32, String)>,
+    /// The store may have a probe in its first sector.
+    pub(super) probes: bool,
+}
+
+/// The same of a volume that must not be refused.
 pub(super) fn read_marker(
     (name, store): (&str, &dyn Backing),
     holder: &mut Holder,
     mut place: Option<&mut (dyn MarkerPlace + 'static)>,
     vouched: bool,
     known: &[VolumeRecord],
-) -> Result<Option<(u32, String)>, CacheError> {
+) -> Result<SaidThere, CacheError> {
     let (said, judged) = judge_marker((name, store), holder, place.as_deref_mut(), vouched)?;
     let said = said.as_deref();
     judged.map_err(|why| refused(name, why, &described(place.as_deref()), said, known))?;
@@ -280,7 +289,10 @@ pub(super) fn read_marker(
     if known.iter().any(taken) {
         holder.is_another();
     }
-    Ok(said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))))
+    Ok(SaidThere {
+        mark: said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))),
+        probes: said.is_some_and(|marker| marker.probes),
+    })
 }
 
 /// A volume that does not write back: nothing else may hold writes of it that its store lacks, and this cache neither. Returns what is left to do,
@@ -690,6 +702,8 @@ impl Core {
                 .and_then(|back| back.log().stored_mark(state.attachment).map(str::to_owned)),
             order: state.order,
             applied: 0,
+            joins: 0,
+            probes: false,
         }
     }
 }

@@ -17,14 +17,14 @@ use larder_format::block::marker::{Marker, MarkerState};
 use larder_format::block::superblock::WrittenBack;
 use larder_runtime::Payload;
 use larder_volume::journal::Site;
-use larder_volume::marker::MarkerPlace;
+use larder_volume::marker::{MarkerIoError, MarkerPlace};
 
 use super::super::attached::Attached;
 use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
-use super::journal::{Coming, JournalAt, Journaling, Of};
+use super::journal::{Coming, JournalAt, Journaling, NotMarked, Of, unprobe};
 use super::start::{no_journal, open_journal, random_uuid, read_marker, volume_error};
 use super::{Back, BackConfig, MarkerAt, Written, beyond};
 
@@ -104,6 +104,19 @@ pub(super) struct Way<'a> {
     which: Which<'a>,
 }
 
+/// The volume's own of what kept a marker from being written; what the marker's place says is for the caller.
+fn not_marked(
+    name: &str,
+    marked: Result<(), NotMarked<MarkerIoError>>,
+) -> Result<Result<(), MarkerIoError>, NotDone> {
+    match marked {
+        Ok(()) => Ok(Ok(())),
+        Err(NotMarked::Marker(error)) => Ok(Err(error)),
+        Err(NotMarked::Journal(error)) => Err(NotDone::Failed(no_journal(name, error.into()))),
+        Err(NotMarked::Same(why)) => Err(NotDone::Failed(volume_error(name, why))),
+    }
+}
+
 type GoOn<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 impl<'a> Way<'a> {
@@ -174,7 +187,12 @@ impl<'a> Way<'a> {
                     let known = core.on_log(|log| log.line_space().map(|sb| sb.volumes.clone()))?;
                     let of = (volume.name.as_str(), volume.volume().backing());
                     let known = known.unwrap_or_default();
-                    begins.mark = read_marker(of, holder, place, begins.moved, &known)?;
+                    let read = read_marker(of, holder, place, begins.moved, &known)?;
+                    let unmarked = begins.place.is_none() && begins.journal.journaled;
+                    if read.probes || unmarked {
+                        unprobe(of.1).map_err(|why| volume_error(of.0, why))?;
+                    }
+                    begins.mark = read.mark;
                     // Where it cannot be had nothing is changed.
                     let names: Vec<_> =
                         [holder.state().volume].into_iter().chain(holder.former()).collect();
@@ -420,7 +438,7 @@ impl<'a> Way<'a> {
     }
 
     /// Writes the marker; false if the log has failed meanwhile, whose it is then.
-    fn mark(&mut self, holder: &Holder, mark: Mark, generation: u64) -> Result<bool, NotDone> {
+    fn mark(&mut self, holder: &mut Holder, mark: Mark, generation: u64) -> Result<bool, NotDone> {
         let state = WrittenBack { generation, ..holder.state() };
         let attachment = self.volume.attachment();
         let held = match &self.which {
@@ -462,21 +480,28 @@ impl<'a> Way<'a> {
             let dirty = matches!(mark, Mark::Dirty(_));
             if dirty {
                 begins.open_journal(self.volume, &[marker.volume])?;
-                if let Some(journal) = &mut begins.journal.journal {
-                    let store = self.volume.volume().backing();
-                    let apart = journal.is_apart(store, random_uuid()?.0);
-                    apart.map_err(|why| NotDone::Failed(volume_error(&self.volume.name, why)))?;
-                }
             }
             let Begins { place, journal, .. } = begins;
             let mut write = |marker: &Marker| match place {
                 Some(place) => place.write(marker),
                 None => Ok(()),
             };
+            let store = self.volume.volume().backing();
             match dirty {
-                true => journal
-                    .mark(&marker, write)
-                    .map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?,
+                true => {
+                    let of = (store, random_uuid()?.0, holder.begins_anew());
+                    let marked = journal.mark(&marker, of, write);
+                    if std::mem::take(&mut journal.also_marked) {
+                        holder.also_marked();
+                    }
+                    not_marked(&self.volume.name, marked)?
+                }
+                false if journal.probed => {
+                    // What it says then holds until the store has its zeros again.
+                    unprobe(store).map_err(|why| volume_error(&self.volume.name, why))?;
+                    journal.probed = false;
+                    write(&marker)
+                }
                 false => write(&marker),
             }
         } else {
@@ -501,6 +526,10 @@ impl<'a> Way<'a> {
             let (number, frontier) = (holder.number(), holder.frontier());
             let marker = core.marker(self.volume, &state, number, MarkerState::Dirty, frontier);
             begins.open_journal(self.volume, &[marker.volume])?;
+            // (This cache says that it is open: it looks for a probe when it comes again.)
+            let of = (self.volume.volume().backing(), random_uuid()?.0);
+            let apart = begins.journal.finds_apart(of, || Ok::<(), MarkerIoError>(()));
+            let _nothing_said = not_marked(&self.volume.name, apart)?;
             let claimed = begins.journal.claim(&marker);
             claimed.map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?;
         }
