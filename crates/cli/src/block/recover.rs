@@ -161,6 +161,10 @@ fn text(told: &Recovery, now: u64) -> String {
         rows.push(("lost", "at most what was written after that".to_owned()));
     }
     let image = match told.order.as_deref() {
+        _ if told.joined => {
+            "what could not be read in the cache had been written again, and came to the store with all behind it, perhaps not to its end: the store may be an image \
+             that never existed. Check it, and restore what is broken"
+        }
         Some("ordered") => {
             "the store is what a disk with a volatile cache may hold after a power cut: file systems and databases find their way \
              from there as after one"
@@ -255,6 +259,7 @@ mod tests {
             order: Some("ordered".into()),
             not_older_than: Some(1_700_000_000),
             torn: None,
+            joined: false,
             mark: Some("nightly".into()),
             generation: 6,
             fenced: true,
@@ -282,6 +287,8 @@ mod tests {
         has(&journaled, &["journal", "at one moment"]);
         let torn = Recovery { torn: Some("it is lost".into()), ..journaled };
         has(&torn, &["torn it is lost", "not replayed", "Check it"]);
+        let joined = Recovery { joined: true, ..dirty.clone() };
+        has(&joined, &["written again", "never existed", "Check it"]);
         let any = Recovery { order: Some("any".into()), fenced: false, ..dirty.clone() };
         has(&any, &["never existed", "see to it that none does", "at most"]);
         let lost = Recovery {

@@ -122,6 +122,9 @@ pub struct Recovery {
     pub not_older_than: Option<u64>,
     /// Why the store may be between two epochs, which was accepted.
     pub torn: Option<String>,
+    /// The store may be an image that never was: what could not be read had been written again, and not all that came to the store with it is known to be
+    /// there. (Of an order that keeps images.)
+    pub joined: bool,
     /// The last consistency point that the store has, as far as its marker or its journal knows.
     pub mark: Option<String>,
     /// The volume's generation, now.
@@ -233,6 +236,8 @@ pub(super) fn recover_at(
             told.order = Some(order_words(marker.order).to_owned());
             told.generation = marker.generation;
             told.mark = marker.mark.clone();
+            let image = matches!(marker.order, MarkerOrder::Flush | MarkerOrder::Completion);
+            told.joined = image && marker.joins > marker.frontier;
             if marker.state != MarkerState::Clean {
                 told.not_older_than = Some(marker.time / 1_000_000_000);
             }
@@ -478,6 +483,29 @@ mod tests {
             let again = recover(&*store, &RecoverWish::default()).unwrap();
             assert_eq!((again.recovered, again.was.as_str()), (false, "clean"));
             assert_eq!(read(&*store), now);
+        }
+    }
+
+    #[test]
+    fn a_store_that_may_be_no_image_is_said_to_be_so() {
+        for (order, joins, joined) in [
+            (MarkerOrder::Flush, 12, true),
+            (MarkerOrder::Completion, 10, true),
+            (MarkerOrder::Flush, 9, false),
+            (MarkerOrder::Flush, 0, false),
+            // It keeps no image.
+            (MarkerOrder::Any, 12, false),
+        ] {
+            let dir = TempDir::new().unwrap();
+            let store = store(&dir);
+            let was = mark(&*store, MarkerState::Dirty, order);
+            let mut place = marker_place(&*store, &PlaceOptions::default()).unwrap();
+            place.read().unwrap();
+            place.write(&Marker { joins, number: 8, ..was }).unwrap();
+            drop(place);
+            let told = recover(&*store, &RecoverWish::default()).unwrap();
+            assert_eq!((told.recovered, told.joined), (true, joined), "{order:?}, {joins}");
+            assert_eq!(read(&*store).joins, 0);
         }
     }
 

@@ -268,6 +268,8 @@ fn judge_marker(
 pub(super) struct SaidThere {
     /// The attachment that it is of, and the last mark that it names.
     pub(super) mark: Option<(u32, String)>,
+    /// Until the store has all up to this record of that attachment it alone may be no image.
+    pub(super) joins: (u32, u64),
     /// The store may have a probe in its first sector.
     pub(super) probes: bool,
 }
@@ -291,6 +293,7 @@ pub(super) fn read_marker(
     }
     Ok(SaidThere {
         mark: said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))),
+        joins: said.map_or((0, 0), |marker| (marker.attachment, marker.joins)),
         probes: said.is_some_and(|marker| marker.probes),
     })
 }
@@ -350,7 +353,7 @@ fn may_be_read(store: &dyn Backing, marker: Option<&Marker>) -> bool {
     store.capabilities().read_only
         && marker.is_some_and(|marker| match marker.order {
             MarkerOrder::Any => false,
-            MarkerOrder::Flush | MarkerOrder::Completion => true,
+            MarkerOrder::Flush | MarkerOrder::Completion => marker.joins <= marker.frontier,
             MarkerOrder::Journaled => store.has_journal_laid_over(),
         })
 }
@@ -579,6 +582,7 @@ impl Core {
             marker,
             moved: wish.moved,
             mark: None,
+            joins: (0, 0),
             found,
         };
         let mut way = Way::comes(self, back, volume, begins);
@@ -702,7 +706,7 @@ impl Core {
                 .and_then(|back| back.log().stored_mark(state.attachment).map(str::to_owned)),
             order: state.order,
             applied: 0,
-            joins: 0,
+            joins: self.back.get().map_or(0, |back| back.log().joins(state.attachment)),
             probes: false,
         }
     }

@@ -69,6 +69,8 @@ pub(super) struct Begins<'a> {
     pub moved: bool,
     /// The last mark that its store is known to have, and the attachment of which that was said.
     pub mark: Option<(u32, String)>,
+    /// Until its store has all up to this record of that attachment it alone may be no image, by its marker.
+    pub joins: (u32, u64),
     /// What a start has found in the log.
     pub found: Option<(&'a Recovered, &'a scan::Scan)>,
 }
@@ -79,6 +81,13 @@ impl Begins<'_> {
         let of = [Some(holder.state().attachment), holder.before()];
         let (said, mark) = self.mark.as_ref().filter(|_| !holder.begins_anew())?;
         of.contains(&Some(*said)).then_some(mark.as_str())
+    }
+
+    /// Until its store has all up to here it alone may be no image.
+    fn known_joins(&self, holder: &Holder) -> u64 {
+        let of = [Some(holder.state().attachment), holder.before()];
+        let (said, joins) = self.joins;
+        if of.contains(&Some(said)) && !holder.begins_anew() { joins } else { 0 }
     }
 
     /// Its journal is open, if it has one.
@@ -192,7 +201,7 @@ impl<'a> Way<'a> {
                     if read.probes || unmarked {
                         unprobe(of.1).map_err(|why| volume_error(of.0, why))?;
                     }
-                    begins.mark = read.mark;
+                    (begins.mark, begins.joins) = (read.mark, read.joins);
                     // Where it cannot be had nothing is changed.
                     let names: Vec<_> =
                         [holder.state().volume].into_iter().chain(holder.former()).collect();
@@ -465,6 +474,10 @@ impl<'a> Way<'a> {
         if let Which::Comes(begins) = &self.which {
             // The log does not have it yet.
             marker.mark = marker.mark.or_else(|| begins.known_mark(holder).map(str::to_owned));
+            marker.joins = match mark {
+                Mark::Clean => 0,
+                _ => Some(begins.known_joins(holder)).filter(|last| *last > frontier).unwrap_or(0),
+            };
         }
         if let Some(last_number) = &mut last_number {
             // (One that could not be written may have been.)
@@ -552,7 +565,7 @@ impl<'a> Way<'a> {
             .found
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
         let mark = begins.known_mark(holder).map(str::to_owned);
-        let void = core.void_of(&state)?;
+        let (void, joins) = (core.void_of(&state)?, begins.known_joins(holder));
         // Before the log has it: what was put aside is destaged at once, through its journal.
         back.add(Written { journal, ..Written::new(self.volume, holder, begins) });
         call_log(core, None, |log, asks| {
@@ -562,6 +575,7 @@ impl<'a> Way<'a> {
                 if let Some(mark) = mark.filter(|_| none) {
                     log.had_mark(state.attachment, mark);
                 }
+                log.set_joins(state.attachment, joins);
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);
@@ -573,6 +587,7 @@ impl<'a> Way<'a> {
             if let Some((found, scanned)) = found {
                 log.recover(now, state.attachment, found, scanned);
             }
+            log.set_joins(state.attachment, joins);
         });
         if found.is_some() {
             core.name_marks(back, state.attachment);
@@ -594,7 +609,7 @@ impl<'a> Way<'a> {
     fn show(&mut self, holder: &Holder) -> Result<(), NotDone> {
         let (core, back, state) = (self.core, self.back, holder.state());
         let Which::Comes(begins) = &mut self.which else { return Ok(()) };
-        let void = core.void_of(&state)?;
+        let (void, joins) = (core.void_of(&state)?, begins.known_joins(holder));
         let named = (holder.number(), holder.epoch(), begins.place.is_some());
         let attach = core.attach_of(&state, &begins.config, holder.frontier(), named);
         let found = begins
@@ -609,6 +624,7 @@ impl<'a> Way<'a> {
                 log.recover(core.now(), state.attachment, found, scanned);
             }
         }
+        log.set_joins(state.attachment, joins);
         let had = self.volume.had().unwrap_or(0);
         let beyond = beyond(&log, state.attachment, (self.volume.bytes(), had));
         drop(log);

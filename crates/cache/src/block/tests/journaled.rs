@@ -368,18 +368,28 @@ fn before_a_recovery_a_store_is_read_with_its_journal_over_it_and_nothing_is_cha
 }
 
 #[test]
-fn a_store_that_was_written_in_any_order_is_not_read_without_its_cache() {
+fn a_store_that_was_written_in_any_order_or_is_no_image_is_not_read_without_its_cache() {
+    use larder_format::block::marker::Order as Said;
     let left = left(40, None);
     let path = left.dir.path().join("disk.larder");
-    let mut was = marker(left.dir.path());
-    was.order = larder_format::block::marker::Order::Any;
-    let bytes = was.encode();
-    std::fs::write(&path, [bytes.clone(), bytes].concat()).unwrap();
-    let cache = Cache::builder(left.dir.path().join("other")).create(ByteSize::mib(64));
-    let cache = cache.state_dir(left.dir.path().join("state")).threads(1).open().unwrap();
-    let volume = Arc::new(Volume::new("disk", view(&left).unwrap(), 4096, true));
-    let why = cache.core().attach(&volume, false).unwrap_err().to_string();
-    assert!(why.contains("have its store recovered"), "{why}");
+    let was = marker(left.dir.path());
+    for (order, joins, refused) in [
+        (Said::Any, 0, true),
+        (Said::Flush, was.frontier + 1, true),
+        (Said::Flush, was.frontier, false),
+    ] {
+        let bytes = Marker { order, joins, ..was.clone() }.encode();
+        std::fs::write(&path, [bytes.clone(), bytes].concat()).unwrap();
+        let other = TempDir::new().unwrap();
+        let cache = Cache::builder(other.path().join("cache")).create(ByteSize::mib(64));
+        let cache = cache.state_dir(other.path().join("state")).threads(1).open().unwrap();
+        let volume = Arc::new(Volume::new("disk", view(&left).unwrap(), 4096, true));
+        let attached = cache.core().attach(&volume, false);
+        assert_eq!(attached.is_err(), refused, "{order:?}, {joins}");
+        if let Err(why) = attached {
+            assert!(why.to_string().contains("have its store recovered"), "{why}");
+        }
+    }
 }
 
 /// Puts another file in the place of the store, below its marker and its journal; the store itself is `away` then.

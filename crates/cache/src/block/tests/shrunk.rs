@@ -168,7 +168,8 @@ fn what_lies_beyond_the_end_of_a_journaled_volume_is_refused_with_what_to_do() {
     for word in ["comes to the store as a whole", "restore the store's size", "discard all"] {
         assert!(why.contains(word), "{why}");
     }
-    let cache = builder(dir, Some(BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() }));
+    let cache =
+        builder(dir, Some(BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() }));
     is_below(&cache.open().unwrap());
 }
 

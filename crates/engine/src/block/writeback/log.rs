@@ -304,6 +304,8 @@ struct Attached {
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
     stored: u64,
+    /// Until all up to here is there the store alone may be no image.
+    joins: u64,
     /// A batch says so, if that is not durable yet.
     noting: Option<u64>,
     /// It has what the next FRONTIER is to say.
@@ -496,6 +498,7 @@ impl<B: Clone> WriteLog<B> {
             epoch_memory: 0,
             pace: destage.pace,
             stored: frontier,
+            joins: 0,
             noting: None,
             untold: true,
             marker,

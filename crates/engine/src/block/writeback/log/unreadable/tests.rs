@@ -13,7 +13,7 @@ use super::super::super::overlay::{Overlay, Stretch};
 use super::super::super::recovery::Volume;
 use super::super::super::scan::Scan;
 use super::super::super::volume_log::{Grain, Kind, Logged, VolumeLog};
-use super::super::{Append, Asked, Asks, Attach, Config, Found, Lies, Piece, Sums};
+use super::super::{Append, Asked, Asks, Attach, Config, Found, Lies, Piece, Said, Sums};
 use super::*;
 use crate::block::api::OpId;
 
@@ -222,6 +222,46 @@ fn a_yes_gives_up_only_what_was_known_not_to_be_readable_when_it_was_said() {
     assert_eq!((volume.unreadable_bytes(), overlay.bytes()), (BLOCK, BLOCK));
 }
 
+/// The first of two writes cannot be read, and the second has all of its bytes again.
+#[test]
+fn what_makes_a_store_no_image_is_said_before_and_after_a_restart_until_all_of_it_is_there() {
+    let mut log = log(Order::Ordered(Grain::Flush), SEGMENT, 16);
+    write(&mut log, 1, 0..BLOCK);
+    let mut now = NOW;
+    for _ in 0..READ_TRIES + 1 {
+        destage(&mut log, now, |_| false);
+        now = now + Nanos::from_secs(10);
+    }
+    write(&mut log, 2, BLOCK..2 * BLOCK);
+    write(&mut log, 3, 0..BLOCK);
+    let steps = |log: &mut WriteLog<Vec<u8>>, now| {
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.step(now, 1, &mut out, &mut asks);
+        carry(log, asks);
+        out
+    };
+    let wants = Asked::Mark(Said::Joins { last: 3, closed: false }, 0);
+    assert_eq!(log.joins(1), 0);
+    for done in [false, true] {
+        let out = steps(&mut log, now);
+        assert_eq!(out, std::slice::from_ref(&wants), "nothing goes to the store before");
+        assert!(log.status(now, 1).unwrap().joins && log.joins(1) == 3);
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.marked(now, 1, done, &mut out, &mut asks);
+        assert_eq!(out.iter().any(|one| matches!(one, Asked::Store(..))), done, "{out:?}");
+        now = now + Nanos::from_secs(10);
+    }
+    // A start with what that marker says.
+    let mut log = self::log(Order::Ordered(Grain::Flush), SEGMENT, 16);
+    for op in 1..4 {
+        write(&mut log, op, 0..BLOCK);
+    }
+    log.set_joins(1, 9);
+    assert!(log.status(now, 1).unwrap().joins && log.joins(1) == 3, "no more than there is");
+    destage(&mut log, now, |_| true);
+    assert!(!log.status(now, 1).unwrap().joins && log.joins(1) == 0);
+}
+
 fn logged(at: u64, len: u64) -> Logged {
     Logged { at, len, kind: Kind::Write, batch: 1, place: 0 }
 }
@@ -386,6 +426,7 @@ fn destage(log: &mut WriteLog<Vec<u8>>, now: Nanos, reads: impl Fn(&Dirty) -> bo
                     log.stored(now, 1, outcome, &mut out, &mut asks);
                 }
                 Asked::Flush => log.store_flushed(now, 1, Some(1), &mut out, &mut asks),
+                Asked::Mark(Said::Joins { .. }, _) => log.marked(now, 1, true, &mut out, &mut asks),
                 other => panic!("{other:?}"),
             }
             asked.extend(out);
