@@ -36,6 +36,8 @@ impl JournalPlace for Memory {
             mark: None,
             order: Order::Journaled,
             applied: 0,
+            joins: 0,
+            probes: false,
         })))
     }
     fn look(&mut self) -> Result<Head, JournalError> {

@@ -23,6 +23,8 @@ fn marker(number: u64) -> Marker {
         mark: None,
         order: Order::Flush,
         applied: 0,
+        joins: 0,
+        probes: false,
     }
 }
 

@@ -128,6 +128,16 @@ struct Carrier {
     flushing: Vec<Flushing>,
 }
 
+/// Whether what was given up of a volume was recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GaveUp {
+    Done,
+    /// The superblock has no room for so much.
+    NoRoom,
+    /// It could not be written.
+    NotDurable,
+}
+
 pub(super) struct LogThread {
     cache: Arc<Core>,
     machine: RecordedMaintenance,
@@ -346,6 +356,19 @@ impl LogThread {
             let volume = &mut sb.volumes[at];
             volume.write_back = volume.write_back.map(&change);
         })
+    }
+
+    /// What was given up of the volume with this attachment number is this, durably.
+    pub(super) fn give_up(&mut self, attachment: u32, given: &[(u64, u64)]) -> GaveUp {
+        let (now, machine, mut shards, mut io, fx) = parts!(self);
+        let mut fits = true;
+        let change = |sb: &mut BlockSuperblock| fits = sb.give_up(attachment, given);
+        let durable = machine.change_superblock(now, false, &mut shards, &mut io, fx, change);
+        match (fits, durable) {
+            (false, _) => GaveUp::NoRoom,
+            (true, false) => GaveUp::NotDurable,
+            (true, true) => GaveUp::Done,
+        }
     }
 
     fn change_volume(

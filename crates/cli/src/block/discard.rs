@@ -54,8 +54,8 @@ pub(crate) struct DiscardArgs {
     /// Only what lies beyond the end of a store that has become smaller; the rest stays
     #[arg(long)]
     beyond_end: bool,
-    /// Only what cannot be read any more: what was there before shows again, from the cache or the store; the rest stays. What else of
-    /// these writes cannot be read later is given up too, and said
+    /// Only what cannot be read any more: what was there before shows again, from the cache or the store; the rest stays. A write goes as
+    /// a whole; what cannot be read later is not given up with it
     #[arg(long, conflicts_with_all = ["store", "no_store", "beyond_end", "marker", "no_marker", "journal", "accept_torn"])]
     unreadable: bool,
     /// Where its marker is, if it is not beside the store: a path, or the URI of an NBD export or object store
@@ -73,8 +73,8 @@ pub(crate) struct DiscardArgs {
     /// What the store has answered is durable, though it cannot be flushed (an NBD server without FLUSH)
     #[arg(long)]
     store_durable: bool,
-    /// The store is the one that it was, though it lies elsewhere now
-    #[arg(long, requires = "beyond_end")]
+    /// The store is the one that it was, though it lies elsewhere now: asked for with --beyond-end, and of a volume that was journaled
+    #[arg(long, conflicts_with_all = ["no_store", "unreadable"])]
     store_moved: bool,
     /// Do it; without this it is only said what would be lost
     #[arg(long)]

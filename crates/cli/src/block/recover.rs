@@ -45,6 +45,10 @@ pub(crate) struct RecoverArgs {
     /// The store, or a cache, was put back to an older copy: no cache counts any more, even if the marker is clean
     #[arg(long)]
     set_back: bool,
+    /// The store is the one that it was, moved or renamed, or a whole copy of it: you vouch for that. One that was journaled is refused without this where it is
+    /// not known again
+    #[arg(long)]
+    store_moved: bool,
     /// What the store has answered is durable, you vouch: it is not flushed. A store that offers no FLUSH (NBD) is refused without this
     #[arg(long)]
     store_durable: bool,
@@ -63,6 +67,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), CliError> {
         journal: args.journal.clone(),
         set_back: args.set_back,
         accept_torn: args.accept_torn,
+        moved: args.store_moved,
     };
     let told = recover(&*store, &wish).map_err(failed)?;
     let text = match args.json {
@@ -97,6 +102,9 @@ pub(super) fn failed(error: RecoverError) -> CliError {
         RecoverError::NoMarker(_) => {
             CliError::Runtime(text.replace("name its place", "name its place with --marker"))
         }
+        RecoverError::OtherStore(_) => CliError::Runtime(
+            text.replace("say that the store was moved", "say so with --store-moved"),
+        ),
         RecoverError::CannotFlush(_) => {
             CliError::Runtime(text.replace("or vouch that", "or vouch with --store-durable that"))
         }
@@ -153,6 +161,10 @@ fn text(told: &Recovery, now: u64) -> String {
         rows.push(("lost", "at most what was written after that".to_owned()));
     }
     let image = match told.order.as_deref() {
+        _ if told.joined => {
+            "what could not be read in the cache had been written again, and came to the store with all behind it, perhaps not to its end: the store may be an image \
+             that never existed. Check it, and restore what is broken"
+        }
         Some("ordered") => {
             "the store is what a disk with a volatile cache may hold after a power cut: file systems and databases find their way \
              from there as after one"
@@ -247,6 +259,7 @@ mod tests {
             order: Some("ordered".into()),
             not_older_than: Some(1_700_000_000),
             torn: None,
+            joined: false,
             mark: Some("nightly".into()),
             generation: 6,
             fenced: true,
@@ -274,6 +287,8 @@ mod tests {
         has(&journaled, &["journal", "at one moment"]);
         let torn = Recovery { torn: Some("it is lost".into()), ..journaled };
         has(&torn, &["torn it is lost", "not replayed", "Check it"]);
+        let joined = Recovery { joined: true, ..dirty.clone() };
+        has(&joined, &["written again", "never existed", "Check it"]);
         let any = Recovery { order: Some("any".into()), fenced: false, ..dirty.clone() };
         has(&any, &["never existed", "see to it that none does", "at most"]);
         let lost = Recovery {

@@ -140,8 +140,8 @@ struct Volume {
     view: Option<Vec<u64>>,
     /// It writes through.
     over: bool,
-    /// A window that has something newer in place of what cannot be read: up to here the store alone is no image.
-    torn: u64,
+    /// The marker says that until the store has all up to here it alone may be no image.
+    said_joins: u64,
     /// It is put aside, or is about to be: clients ask nothing of it.
     aside: bool,
     /// What it had let go of when it came, and has by now.
@@ -396,7 +396,7 @@ impl World {
                 let done = !self.fails();
                 self.says(|| format!("v{volume}: marker {said:?} up to {frontier}: {done}"));
                 if done {
-                    self.volumes[volume].said = Some((said, frontier));
+                    self.is_said(volume, said, frontier);
                     if said == Said::Clean {
                         self.check_over(volume)?;
                     }
@@ -407,7 +407,7 @@ impl World {
             }
             Io::Store { volume, dirty, lies } => {
                 let attachment = self.volumes[volume].attachment;
-                self.joins(volume);
+                self.joins(volume)?;
                 let reads = match &lies {
                     Some(Lies::Log(piece)) => self.reads(volume, dirty.sequence, piece)?,
                     // It was parked as lost meanwhile.
@@ -767,7 +767,7 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         level: 0,
         marker: 0,
         may_hold: bound,
-        torn: 0,
+        said_joins: 0,
         aside: false,
         begun: 0,
         let_go: 0,

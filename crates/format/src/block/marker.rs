@@ -21,7 +21,9 @@
 //!  112  64  identity of the backing store
 //!  176 255  name of the host, UTF-8
 //!  431 255  name of the last mark that F covers, UTF-8
-//!  686      zero
+//!  686   8  until the store has all up to this sequence it alone may be no image that ever was; 0 if it is one
+//!  694   1  1: the first sector of the store may hold a probe of a journal's place in place of zeros
+//!  695      zero
 //! ```
 //!
 //! There are two copies of 4 KiB; a marker goes to the copy that its number names ([`Marker::copy`]), so a torn write leaves
@@ -44,6 +46,8 @@ pub const MAX_HOST: usize = 255;
 const CRC_FROM: usize = 12;
 const HOST_AT: usize = 176;
 const MARK_AT: usize = HOST_AT + MAX_HOST;
+const JOINS_AT: usize = MARK_AT + MAX_MARK;
+const PROBES_AT: usize = JOINS_AT + 8;
 
 /// What the cache that a marker names holds of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +129,43 @@ pub struct Marker {
     pub order: Order,
     /// The last epoch of the journal that was applied, and flushed.
     pub applied: u64,
+    /// Until the store has all up to this sequence it alone may be no image that ever was: what could not be read was written again, and comes there with
+    /// all behind it. 0, or up to `frontier`: it is one.
+    pub joins: u64,
+    /// It is being found out whether the place of the volume's journal is the store by another name: the first sector of the store may hold a
+    /// [probe](probe) in place of zeros. Nothing was answered under this marker yet.
+    pub probes: bool,
 }
+
+/// The sector that is written to a journal's place, over zeros, to find out whether the store has it then. It begins as a marker does, whose first write
+/// was cut short: a place of a journal or marker that holds it holds nothing. `random` is like nothing else.
+pub fn probe(random: [u8; 16]) -> [u8; PROBE_BYTES] {
+    let mut out = [0; PROBE_BYTES];
+    out[..8].copy_from_slice(&MAGIC);
+    // It is no marker's.
+    out[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+    out[PROBE_AT..PROBE_AT + PROBE_WORDS.len()].copy_from_slice(PROBE_WORDS);
+    let at = PROBE_BYTES - 4 - random.len();
+    out[at..PROBE_BYTES - 4].copy_from_slice(&random);
+    let crc = crc32c::crc32c(&out[..PROBE_BYTES - 4]);
+    out[PROBE_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+/// Whether these bytes begin with a [`probe`]: zeros were there.
+pub fn is_probe(bytes: &[u8]) -> bool {
+    let Some((sector, _)) = bytes.split_at_checked(PROBE_BYTES) else { return false };
+    let crc = le(&sector[PROBE_BYTES - 4..]) as u32;
+    sector.starts_with(&MAGIC)
+        && sector[PROBE_AT..].starts_with(PROBE_WORDS)
+        && crc == crc32c::crc32c(&sector[..PROBE_BYTES - 4])
+}
+
+/// Bytes of a [`probe`]: a sector.
+pub const PROBE_BYTES: usize = 512;
+const PROBE_AT: usize = 16;
+const PROBE_WORDS: &[u8] =
+    b"These 512 bytes were zeros. Larder was finding out whether a journal's place is this store by another name; write zeros here.";
 
 /// Why there is no marker.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -191,6 +231,8 @@ impl Marker {
         put(112, &self.identity);
         put(HOST_AT, self.host.as_bytes());
         put(MARK_AT, mark.as_bytes());
+        put(JOINS_AT, &self.joins.to_le_bytes());
+        put(PROBES_AT, &[u8::from(self.probes)]);
         let crc = crc32c::crc32c(&out[CRC_FROM..]);
         out[8..12].copy_from_slice(&crc.to_le_bytes());
         out
@@ -238,6 +280,12 @@ impl Marker {
             mark: (!mark.is_empty()).then_some(mark),
             order: Order::of(order).ok_or(field("order", order.into()))?,
             applied: u64_at(88),
+            joins: u64_at(JOINS_AT),
+            probes: match bytes[PROBES_AT] {
+                0 => false,
+                1 => true,
+                other => return Err(field("whether there may be a probe", other.into())),
+            },
         })
     }
 }

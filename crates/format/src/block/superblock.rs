@@ -33,8 +33,10 @@
 //!  180   4  bytes of a segment                              |
 //!  184   4  bytes of a sector                               |
 //!  188   4  attachment number that was given out last       |
-//!  192      zero
+//!  192   4  number of entries of what was given up; 0 without a write log
+//!  196      zero
 //!  512      volumes, 192 bytes each; 264 with a write log
+//!           what was given up, 24 bytes each, the first at the end of the copy and each next one before it
 //!
 //! volume   0   8  first group in the line space       24   4  state: 0 attached, 1 detached
 //!          8   8  groups set aside                    28   4  length of the name
@@ -46,10 +48,13 @@
 //!        208   4  attachment number                  224   8  generation of the volume (G)
 //!        212   1  what the log holds of it           232   8  number of its marker that was last known durable
 //!        213   1  order, as in the marker
-//!        214   2  zero
+//!        214   2  zero, or 1 in a former format: it is not believed
 //!        240   8  its records up to the sequence at 248 count below this byte alone: an operator has given up the rest
 //!        248   8  zero if that is not so
 //!        256   8  the epoch whose run had it last: no marker of this cache's own is of a later one
+//!
+//! given up 0   4  attachment number of the volume       8   8  first record, or 0: what FRONTIERs up to the last list
+//!          4   4  zero                                 16   8  last record
 //! ```
 //!
 //! Two copies of 64 KiB are written in turn, each with the next sequence number and a sync behind it; a change is written to both, so
@@ -60,7 +65,8 @@
 //! there is no bit 0 without bit 4. Bit 3 was a write log whose volumes had 256 bytes, without the last field: it is refused. What the log holds of a volume is 0 if the volume was never written back (then the rest is zero),
 //! 1 nothing, 2 clean, 3 open, 4 taken up, 5 carried. It lies in the volume's entry, which grows to 264 bytes, and not in a table of
 //! its own: one entry has all of a volume, and there is no second list to keep in step. The price is that a device with a log knows
-//! 246 volumes at most, and one without 338.
+//! 246 volumes at most, and one without 338. What an operator has given up since it could not be read has no bound of its own for each volume, and takes
+//! the room that volumes leave.
 
 use larder_base::UnixSecs;
 
@@ -69,8 +75,10 @@ use super::log::Reach;
 use crate::le;
 use crate::superblock::Uuid;
 
+mod given_up;
 mod write_back;
 
+pub use given_up::{GivenUp, MOST_GIVEN_UP};
 pub use write_back::{
     Cut, HoldsState, LEAST_LOG_SEGMENTS, LEAST_SEGMENT, MOST_LOG_BYTES, WriteLogArea,
     WriteLogAreaError, WrittenBack,
@@ -106,6 +114,7 @@ const CRC_FROM: usize = 12;
 const VOLUMES_AT: usize = 512;
 const LOG_AT: usize = 168;
 const ATTACHMENTS_AT: usize = 188;
+const GIVEN_UP_AT: usize = 192;
 const VOLUME_BYTES: usize = 192;
 const LOGGED_VOLUME_BYTES: usize = VOLUME_BYTES + write_back::ENTRY_BYTES;
 
@@ -238,6 +247,8 @@ pub struct BlockSuperblock {
     pub attachments: u32,
     /// The volumes.
     pub volumes: Vec<Volume>,
+    /// What of them was given up since it could not be read. Nothing without a write log.
+    pub given_up: Vec<GivenUp>,
 }
 
 impl BlockSuperblock {
@@ -270,6 +281,7 @@ impl BlockSuperblock {
             write_log: None,
             attachments: 0,
             volumes: Vec::new(),
+            given_up: Vec::new(),
         }
     }
 
@@ -281,7 +293,8 @@ impl BlockSuperblock {
 
     /// How many volumes the device can know.
     pub fn most_volumes(&self) -> usize {
-        if self.write_log.is_some() { MAX_LOGGED_VOLUMES } else { MAX_VOLUMES }
+        let given_up = self.given_up.len() * given_up::GIVEN_UP_BYTES;
+        (COPY_BYTES - VOLUMES_AT).saturating_sub(given_up) / stride(self.write_log.is_some())
     }
 
     /// Refuses a device that only a program which writes back can serve: it has a write log.
@@ -397,6 +410,10 @@ impl BlockSuperblock {
                 assert!(self.write_log.is_some(), "written back, and there is no log");
                 put(at + VOLUME_BYTES, &written_back.encode());
             }
+        }
+        put(GIVEN_UP_AT, &(self.given_up.len() as u32).to_le_bytes());
+        for (i, given) in self.given_up.iter().enumerate() {
+            put(COPY_BYTES - (i + 1) * given_up::GIVEN_UP_BYTES, &given.encode());
         }
         let crc = crc32c::crc32c(&out[CRC_FROM..]);
         out[8..12].copy_from_slice(&crc.to_le_bytes());
@@ -524,6 +541,12 @@ impl BlockSuperblock {
                 write_back,
             });
         }
+        let given = if logged { u32_at(GIVEN_UP_AT) as usize } else { 0 };
+        let room = (COPY_BYTES - VOLUMES_AT - count * stride) / given_up::GIVEN_UP_BYTES;
+        field("what was given up", given as u64, given <= room.min(MOST_GIVEN_UP))?;
+        let given = bytes.rchunks_exact(given_up::GIVEN_UP_BYTES).take(given);
+        let given_up: Result<Vec<GivenUp>, E> =
+            given.map(|entry| GivenUp::decode(entry, attachments)).collect();
         Ok(BlockSuperblock {
             incompatible,
             compatible: u64_at(24),
@@ -541,6 +564,7 @@ impl BlockSuperblock {
             write_log,
             attachments,
             volumes,
+            given_up: given_up?,
         })
     }
 

@@ -158,6 +158,8 @@ proptest! {
             mark: (!mark.is_empty()).then_some(mark),
             order: [Order::Any, Order::Flush, Order::Completion, Order::Journaled][order],
             applied: word(),
+            joins: word(),
+            probes: word() & 1 == 1,
         };
         prop_assert_eq!(Marker::decode(&marker.encode()), Ok(marker));
     }

@@ -149,6 +149,8 @@ pub(crate) fn marker(number: u64) -> Marker {
         mark: Some("noël".to_owned()),
         order: Order::Journaled,
         applied: 44,
+        joins: 0,
+        probes: false,
     }
 }
 

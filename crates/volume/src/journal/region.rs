@@ -224,6 +224,13 @@ impl RegionPlace {
             [Err(why), Err(_)] => return Err(why),
             [a, b] => [a.unwrap_or_else(|_| torn()), b.unwrap_or_else(|_| torn())],
         };
+        // Zeros were there before it was found out what place this is, and that was cut short.
+        let copies = copies.map(|mut copy| {
+            if marker::is_probe(&copy) {
+                copy[..marker::PROBE_BYTES].fill(0);
+            }
+            copy
+        });
         self.first = None;
         if region::is_nothing(&copies) {
             return Ok(Head::None);

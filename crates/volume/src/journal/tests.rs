@@ -30,6 +30,8 @@ fn head(number: u64) -> Marker {
         mark: None,
         order: Order::Journaled,
         applied: 0,
+        joins: 0,
+        probes: false,
     }
 }
 
@@ -102,6 +104,20 @@ fn what_is_there_and_is_no_journal_is_left_as_it_is() {
     assert!(matches!(error, JournalError::Small { bytes: 4096, .. }), "{error}");
     assert!(region(&path, Use::Make).unwrap().head().unwrap() == Head::None);
     assert_eq!(path.metadata().unwrap().len(), region::REGION);
+}
+
+#[test]
+fn a_probe_that_was_left_in_a_place_is_no_damaged_head() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("journal");
+    let mut place = region(&path, Use::Make).unwrap();
+    assert_eq!(place.head().unwrap(), Head::None);
+    assert!(place.probe(Some(&larder_format::block::marker::probe([5; 16]))).unwrap());
+    drop(place);
+    let mut place = region(&path, Use::Make).unwrap();
+    assert_eq!(place.head().unwrap(), Head::None);
+    place.set_head(&head(1)).unwrap();
+    assert_eq!(place.head().unwrap(), Head::Of(Box::new(head(1))));
 }
 
 #[test]

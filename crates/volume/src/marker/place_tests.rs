@@ -21,6 +21,8 @@ pub(super) fn marker(number: u64) -> Marker {
         mark: Some(format!("{number:02}").repeat(120)),
         order: Order::Flush,
         applied: 0,
+        joins: 0,
+        probes: false,
     }
 }
 

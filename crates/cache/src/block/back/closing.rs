@@ -34,6 +34,8 @@ impl Core {
             Said::Closing => MarkerState::Closing,
             Said::Closed => MarkerState::Closed,
             Said::Clean => MarkerState::Clean,
+            Said::Joins { closed: true, .. } => MarkerState::Closed,
+            Said::Joins { closed: false, .. } => MarkerState::Dirty,
         };
         if written.place.is_some() {
             let time = unix_nanos();
@@ -57,6 +59,9 @@ impl Core {
                 return false;
             }
             written.wrote(&marker);
+            if let Said::Joins { closed: false, .. } = said {
+                tell_log(self, self.now(), |log, _| log.set_marker(attachment, marker.number));
+            }
         } else if !self.holds_nothing(&volume.name) {
             tracing::error!(
                 "volume '{}': all of it is in its store, and neither a marker nor the cache device can say so: it is not written any more; format \
@@ -71,6 +76,11 @@ impl Core {
                 volume.name
             ),
             Said::Closed => {}
+            Said::Joins { last, .. } => tracing::warn!(
+                "volume '{}': what could not be read was written again, and goes to the store with all up to write {last}: until it is there the store alone \
+                 is no image",
+                volume.name
+            ),
             Said::Clean => {
                 tracing::warn!(
                     "volume '{}': the write log has failed, and all that it held is in the store: it is written through from now on; replace the \

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::open::{self, CacheError};
 use super::MarkerAt;
+use super::lost::TOO_MANY;
 use super::offline::{self, dirty_beyond};
 use super::recover::{RecoverError, RecoverWish, recover};
 use super::start::{is_moved, refused, volume_error};
@@ -106,12 +107,12 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
     let record = sb.volumes[at].write_back.filter(|w| w.holds.may_be_dirty());
     let record = record.ok_or_else(|| fail("this cache holds nothing that its store lacks"))?;
     if wish.unreadable {
-        return discard_unreadable(wish, &device, &mut sb, at, record);
+        return discard_unreadable(wish, &device, &mut sb, record);
     }
     let store_bytes = store.map(|store| store.capabilities().size);
     // It was cut short behind the cache's part.
     let is_again = wish.beyond_end
-        && record.cut.is_some_and(|cut| Some(cut.end) == store_bytes)
+        && record.cut.is_some_and(|cut| store_bytes.is_some_and(|end| cut.end <= end))
         && store_bytes == Some(sb.volumes[at].bytes);
     let end = match (wish.beyond_end, store_bytes) {
         (false, _) => 0,
@@ -146,10 +147,21 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
         }
         if record.order == MarkerOrder::Journaled {
             return Err(fail(
-                "it is journaled, and its journal may have what lies beyond the end as well: restore the store's size, or discard all that is dirty of it",
+                "it is journaled, and what lies beyond the end cannot be taken out of an epoch, which comes to the store as a whole, and which its journal may \
+                 have: restore the store's size, have all that is dirty come to it, and make it smaller then; or discard all that is dirty of it",
             )
             .into());
         }
+        // Of what was given up before nothing comes back.
+        let before = record.cut.filter(|cut| !is_again && found.frontier < cut.last);
+        if before.is_some_and(|cut| cut.end < end && found.furthest > cut.end) {
+            return Err(fail(
+                "what older writes have beyond a former end was given up, and later ones lie there: restore the store's size, and have all that is dirty come to \
+                 it first; or discard all that is dirty of it",
+            )
+            .into());
+        }
+        let cut_at = before.map_or(end, |cut| cut.end.min(end));
         let store = store.ok_or_else(|| fail("its store says where it ends: name it"))?;
         let before = record.generation.saturating_sub(u64::from(is_again));
         let of = WrittenBack { generation: before, ..record };
@@ -168,7 +180,7 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
             false => record.generation + 1,
         };
         if !is_again {
-            let cut = (found.last > 0).then_some(Cut { end, last: found.last, unreadable: false });
+            let cut = (found.last > 0).then_some(Cut { end: cut_at, last: found.last });
             let volume = &mut sb.volumes[at];
             (volume.bytes, volume.identity) = (end, [0; 64]);
             volume.write_back = Some(WrittenBack { cut, generation, ..record });
@@ -209,7 +221,6 @@ fn discard_unreadable(
     wish: &DiscardWish,
     device: &FlashDevice,
     sb: &mut BlockSuperblock,
-    at: usize,
     record: WrittenBack,
 ) -> Result<Discarded, DiscardError> {
     let fail = |reason: &str| volume_error(&wish.volume, reason.to_owned());
@@ -230,16 +241,9 @@ fn discard_unreadable(
     if !wish.yes {
         return Ok(told);
     }
-    let before = record.cut.filter(|cut| found.frontier < cut.last);
-    let end = before.map_or(u64::MAX, |cut| cut.end);
-    if found.furthest > end {
-        return Err(fail(
-            "what older writes have beyond a former end was given up: have those come to its store first",
-        )
-        .into());
+    if !sb.give_up(record.attachment, &found.void.given_up()) {
+        return Err(fail(TOO_MANY).into());
     }
-    let cut = (found.last > 0).then_some(Cut { end, last: found.last, unreadable: true });
-    sb.volumes[at].write_back = Some(WrittenBack { cut, ..record });
     write(device, sb)?;
     told.done = true;
     Ok(told)
@@ -332,6 +336,7 @@ fn clean(
         marker,
         journal: wish.journal.clone(),
         accept_torn: wish.accept_torn,
+        moved: wish.moved,
         ..RecoverWish::default()
     };
     recover(store, &wish)?;

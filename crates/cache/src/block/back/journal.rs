@@ -24,7 +24,9 @@ use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
     JournalExtent, Size,
 };
-use larder_format::block::marker::{MAGIC, Marker, MarkerState, Order as MarkerOrder};
+use larder_format::block::marker::{
+    MAGIC, Marker, MarkerState, Order as MarkerOrder, PROBE_BYTES, is_probe, probe,
+};
 use larder_format::block::write_log::pieces;
 use larder_format::{PAGE_SIZE, Uuid};
 use larder_runtime::{AlignedBuf, Payload};
@@ -240,6 +242,8 @@ impl Journal {
             applied: doubt.map_or(0, |doubt| doubt.epoch),
             frontier: doubt.map_or(marker.frontier, |doubt| doubt.last),
             mark: None,
+            joins: 0,
+            probes: false,
             ..marker.clone()
         };
         self.place.set_head(&head)?;
@@ -247,55 +251,54 @@ impl Journal {
         Ok(())
     }
 
-    /// Refuses a journal whose place is that of the store by another name: what was written there would go over the volume. `random` is like nothing
-    /// else.
+    /// Whether only a [probe](Journal::is_apart) can tell that its place is not the store by another name.
     ///
     /// # Errors
-    /// Why it is refused, or could not be found out.
+    /// That it is, or why it cannot be found out.
+    pub(super) fn is_doubtful(&mut self, store: &dyn Backing) -> Result<bool, String> {
+        // (One that was left is no bytes of the volume.)
+        unprobe(store)?;
+        let before = first_sector(store)?;
+        if before.starts_with(&MAGIC) {
+            return Err(self.is_the_store());
+        }
+        // Where the store begins with something else than zeros it is another place than one that has nothing yet.
+        Ok(self.head.is_none() && before.iter().all(|&b| b == 0))
+    }
+
+    fn is_the_store(&self) -> String {
+        format!(
+            "{} is the store itself by another name, and would be written over it: name another place",
+            self.place.describe()
+        )
+    }
+
+    /// Refuses a journal whose place is that of the store by another name: what was written there would go over the volume. Its first sector gets a
+    /// [`probe`], and then its zeros again; nothing else is written. Where that is cut short the store may have the probe, and [`unprobe`] takes it away: a
+    /// marker is to say so before ([`Coming::mark`]). `random` is like nothing else.
+    ///
+    /// # Errors
+    /// Why it is refused, or could not be found out; and whether the probe may be there still.
     pub(in crate::block) fn is_apart(
         &mut self,
         store: &dyn Backing,
         random: [u8; 16],
-    ) -> Result<(), String> {
-        const SECTOR: usize = 512;
-        let mut bytes = [0u8; SECTOR];
-        for to in bytes.chunks_mut(random.len()) {
-            to.copy_from_slice(&random);
-        }
-        let same = format!(
-            "{} is the store itself by another name, and would be written over it: name another place",
-            self.place.describe()
-        );
-        let first = |store: &dyn Backing| -> Result<Vec<u8>, String> {
-            let session = store.session().map_err(|e| e.to_string())?;
-            let mut session = Alone::new(session).map_err(|e| e.to_string())?;
-            let len = store.capabilities().size.min(SECTOR as u64) as usize;
-            let buf = AlignedBuf::zeroed(len);
-            session.submit(0, Op::Read { offset: 0, buf });
-            let done = session.next(PATIENCE, || false).ok_or("the store does not answer")?;
-            done.outcome.map_err(|failure| failure.to_string())?;
-            match done.op {
-                Op::Read { buf, .. } => Ok(buf.to_vec()),
-                _ => Err("the store answered something else".to_owned()),
-            }
-        };
-        let before = first(store)?;
-        if before.starts_with(&MAGIC) {
-            return Err(same);
-        }
-        // Where the store begins with something else than zeros it is another place than one that has nothing yet.
-        if self.head.is_some() || before.iter().any(|&b| b != 0) {
+    ) -> Result<(), (String, bool)> {
+        if !self.is_doubtful(store).map_err(|why| (why, false))? {
             return Ok(());
         }
-        let failed = |e: JournalError| e.to_string();
-        if !self.place.probe(Some(&bytes)).map_err(failed)? {
+        let bytes = probe(random);
+        let put = self.place.probe(Some(&bytes));
+        if put == Ok(false) {
             return Ok(());
         }
-        let found = first(store);
-        self.place.probe(None).map_err(failed)?;
-        match found? {
+        let found = first_sector(store);
+        let away = self.place.probe(None).map_err(|e| (e.to_string(), true));
+        put.map_err(|e| (e.to_string(), away.is_err()))?;
+        away?;
+        match found.map_err(|why| (why, false))? {
             found if found.is_empty() || found != bytes[..found.len()] => Ok(()),
-            _ => Err(same),
+            _ => Err((self.is_the_store(), false)),
         }
     }
 
@@ -513,6 +516,16 @@ impl Journal {
         store: &dyn Backing,
     ) -> Result<Option<Applied>, String> {
         let Some(whole) = &read.whole else { return Ok(None) };
+        let end = |extent: &JournalExtent| extent.offset.saturating_add(extent.length);
+        let end = whole.descriptors.extents.iter().map(end).max().unwrap_or(0);
+        let bytes = store.capabilities().size;
+        if end > bytes {
+            // Nothing of it is put over a store that cannot have all of it.
+            return Err(format!(
+                "{} has what lies up to byte {end}, and the store has {bytes} bytes: restore its size",
+                self.describe()
+            ));
+        }
         if !self.fault.is(Planted::JournalReadUnflushed) {
             let end = whole.data + whole.commit.data;
             let ranges = [COMMIT_AT..COMMIT_AT + COMMIT_BYTES as u64, DESCRIPTORS_AT..end];
@@ -570,6 +583,20 @@ pub(super) struct Coming {
     pub(super) journaled: bool,
     /// It is torn: when the store is whole again.
     pub(super) doubt: Option<Doubt>,
+    /// The store may have a probe in its first sector.
+    pub(super) probed: bool,
+    /// A marker was, or may have been, written that says so, before that which was to be.
+    pub(super) also_marked: bool,
+}
+
+/// Why a marker that speaks of a journal was not written.
+pub(super) enum NotMarked<E> {
+    /// The journal could not be claimed.
+    Journal(JournalError),
+    /// Its place is the store by another name, or that could not be found out.
+    Same(String),
+    /// The marker could not be written.
+    Marker(E),
 }
 
 impl Coming {
@@ -608,22 +635,83 @@ impl Coming {
         self.journal.as_mut().map_or(Ok(()), |journal| journal.claim(marker, doubt))
     }
 
-    /// The same, and then a marker is written that speaks of it.
+    /// The same, and then a marker is written that speaks of it. Before that its place is found not to be the store by another name: a marker says first
+    /// that the store may have a probe (`anew`: nothing was answered yet, and no marker is dirty).
     ///
     /// # Errors
-    /// That of the journal, or else of the marker.
+    /// [`NotMarked`].
     pub(super) fn mark<E>(
         &mut self,
         marker: &Marker,
-        write: impl FnOnce(&Marker) -> Result<(), E>,
-    ) -> Result<Result<(), E>, JournalError> {
+        (store, random, anew): (&dyn Backing, [u8; 16], bool),
+        mut write: impl FnMut(&Marker) -> Result<(), E>,
+    ) -> Result<(), NotMarked<E>> {
+        let mut also = false;
+        let found = self.finds_apart((store, random), || {
+            also = anew;
+            if anew { write(&Marker { probes: true, ..marker.clone() }) } else { Ok(()) }
+        });
+        self.also_marked |= also;
+        found?;
+        let marker = &Marker { number: marker.number + u64::from(also), ..marker.clone() };
         let late = |journal: &Journal| journal.fault.is(Planted::JournalClaimedLate);
         if self.journal.as_ref().is_some_and(late) {
-            let written = write(marker);
-            return self.claim(marker).map(|()| written);
+            write(marker).map_err(NotMarked::Marker)?;
+            return self.claim(marker).map_err(NotMarked::Journal);
         }
-        self.claim(marker)?;
-        Ok(write(marker))
+        self.claim(marker).map_err(NotMarked::Journal)?;
+        write(marker).map_err(NotMarked::Marker)
+    }
+
+    /// Its place is not the store by another name. `says`: where that cannot be told without a probe, and before there is one, it is said durably.
+    ///
+    /// # Errors
+    /// [`NotMarked`].
+    pub(super) fn finds_apart<E>(
+        &mut self,
+        (store, random): (&dyn Backing, [u8; 16]),
+        says: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), NotMarked<E>> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        if !journal.is_doubtful(store).map_err(NotMarked::Same)? {
+            return Ok(());
+        }
+        says().map_err(NotMarked::Marker)?;
+        self.probed = true;
+        let apart = journal.is_apart(store, random);
+        self.probed = apart.as_ref().is_err_and(|(_, left)| *left);
+        apart.map_err(|(why, _)| NotMarked::Same(why))
+    }
+}
+
+/// Takes away what an attempt to find out whether the place of a volume's journal is its store may have left in the store.
+///
+/// # Errors
+/// When the store cannot be read or written.
+pub(super) fn unprobe(store: &dyn Backing) -> Result<(), String> {
+    let there = first_sector(store)?;
+    if !is_probe(&there) {
+        return Ok(());
+    }
+    let session = store.session().map_err(|e| e.to_string())?;
+    let mut session = Alone::new(session).map_err(|e| e.to_string())?;
+    let data = Payload::new(AlignedBuf::zeroed(PROBE_BYTES));
+    ask(&mut session, Op::Write { offset: 0, data, fua: false })?;
+    ask(&mut session, Op::Flush)
+}
+
+/// The first sector of a store, or as much as it has of one.
+fn first_sector(store: &dyn Backing) -> Result<Vec<u8>, String> {
+    let session = store.session().map_err(|e| e.to_string())?;
+    let mut session = Alone::new(session).map_err(|e| e.to_string())?;
+    let len = store.capabilities().size.min(PROBE_BYTES as u64) as usize;
+    let buf = AlignedBuf::zeroed(len);
+    session.submit(0, Op::Read { offset: 0, buf });
+    let done = session.next(PATIENCE, || false).ok_or("the store does not answer")?;
+    done.outcome.map_err(|failure| failure.to_string())?;
+    match done.op {
+        Op::Read { buf, .. } => Ok(buf.to_vec()),
+        _ => Err("the store answered something else".to_owned()),
     }
 }
 

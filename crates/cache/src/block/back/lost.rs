@@ -4,13 +4,19 @@ use std::sync::atomic::Ordering;
 
 use larder_base::ByteSize;
 use larder_engine::block::node::logged::tell_log;
+use larder_engine::block::writeback::void::Void;
 use larder_format::block::superblock::WrittenBack;
 
+use super::super::Core;
 use super::super::attached::Attached;
+use super::super::log::GaveUp;
 use super::super::open::CacheError;
-use super::super::{Core, locked};
 use super::discard::Discarded;
 use super::start::volume_error;
+
+/// There are more stretches of records than a superblock lists.
+pub(super) const TOO_MANY: &str = "what cannot be read lies in more stretches of writes than can be recorded: write some of it again as a whole, or give up all \
+                                   that is dirty of it";
 
 impl Core {
     /// What cannot be read stops a volume, or was given up: it is said once.
@@ -58,13 +64,12 @@ impl Core {
         }
         let _alone = self.alone(&volume)?;
         let attachment = written.state.attachment;
-        let giving_up = back.log().giving_up(attachment);
-        let (bytes, cut) = giving_up.map_err(|e| fail(&e.to_string()))?;
+        let giving = back.log().giving_up(attachment).map_err(|e| fail(&e.to_string()))?;
         let dirty = back.log().status(self.now(), attachment).map_or(0, |status| status.dirty);
         let mut told = Discarded {
             volume: name.to_owned(),
-            lost_bytes: bytes,
-            kept_bytes: dirty.saturating_sub(bytes),
+            lost_bytes: giving.bytes,
+            kept_bytes: dirty.saturating_sub(giving.bytes),
             // Nothing that an older copy of the cache has is contradicted.
             fenced: true,
             ..Discarded::default()
@@ -73,19 +78,37 @@ impl Core {
             return Ok(told);
         }
         // What is given up is so after a kill too.
-        let of = name.to_owned();
-        let record = self.on_log(move |log| {
-            log.change_write_back_of(&of, |entry| WrittenBack { cut: Some(cut), ..entry })
-        })?;
-        if record.is_none() {
-            return Err(fail("that it is given up could not be recorded on the cache device"));
-        }
-        *locked(&written.cut) = Some(cut);
+        self.record_void(name, attachment, &giving.void)?;
+        let now = self.now();
         let given =
-            tell_log(self, self.now(), |log, asks| log.give_up_unreadable(attachment, cut, asks));
-        told.lost_bytes = given.unwrap_or(0);
+            tell_log(self, now, |log, asks| log.give_up_unreadable(attachment, &giving, asks));
+        if let Some((bytes, void)) = given {
+            told.lost_bytes = bytes;
+            if void != giving.void {
+                // Some could be read again, or is gone.
+                self.record_void(name, attachment, &void)?;
+            }
+        }
         told.done = true;
         self.look_at_losses(&volume);
         Ok(told)
+    }
+    /// The superblock says what an operator has given up of a volume.
+    fn record_void(&self, name: &str, attachment: u32, void: &Void) -> Result<(), CacheError> {
+        let given = void.given_up();
+        let recorded = self.on_log(move |log| log.give_up(attachment, &given))?;
+        let why = match recorded {
+            GaveUp::Done => return Ok(()),
+            GaveUp::NoRoom => TOO_MANY,
+            GaveUp::NotDurable => "that it is given up could not be recorded on the cache device",
+        };
+        Err(volume_error(name, why.to_owned()))
+    }
+
+    /// What an operator has given up of a volume, as the superblock says.
+    pub(super) fn void_of(&self, state: &WrittenBack) -> Result<Void, CacheError> {
+        let attachment = state.attachment;
+        let given = self.on_log(move |log| Some(log.line_space()?.given_up_of(attachment)))?;
+        Ok(Void::new(state.cut, &given.unwrap_or_default()))
     }
 }

@@ -34,7 +34,7 @@ use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::writeback::marker::Marker;
 use larder_format::Uuid;
 use larder_format::block::marker::MAX_HOST;
-use larder_format::block::superblock::{Cut, WrittenBack};
+use larder_format::block::superblock::WrittenBack;
 use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
 
@@ -195,8 +195,6 @@ pub(super) struct Written {
     pub place: Option<Mutex<Box<dyn MarkerPlace>>>,
     /// As the superblock has it.
     pub state: WrittenBack,
-    /// What an operator has given up of it by now.
-    pub cut: Mutex<Option<Cut>>,
     /// It was said that what cannot be read stops it; and bytes that were given up, as far as that was said.
     pub stopped: AtomicBool,
     pub given_up: AtomicU64,

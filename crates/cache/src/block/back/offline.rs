@@ -11,10 +11,10 @@ use std::ops::Range;
 
 use larder_engine::block::writeback::overlay::{Holds, Overlay, Stretch};
 use larder_engine::block::writeback::recovery::{Dirty, Recovered, Volume};
-use larder_engine::block::writeback::volume_log::{counts, gives_up};
+use larder_engine::block::writeback::void::Void;
 use larder_engine::block::writeback::{Fault, scan};
 use larder_format::block::BlockSuperblock;
-use larder_format::block::superblock::{Cut, WriteLogArea};
+use larder_format::block::superblock::WriteLogArea;
 use larder_format::block::write_log::{Kind, pieces};
 use larder_runtime::{AlignedBuf, Device as _, FlashDevice};
 use serde::{Deserialize, Serialize};
@@ -107,8 +107,8 @@ struct Left<'a> {
     area: WriteLogArea,
     scanned: scan::Scan,
     found: Recovered,
-    /// What of older records was given up, by attachment number.
-    cuts: BTreeMap<u32, Cut>,
+    /// What was given up, by attachment number.
+    voids: BTreeMap<u32, Void>,
     /// Bytes of the device, from `at` on.
     buffer: AlignedBuf,
     at: u64,
@@ -135,12 +135,19 @@ impl<'a> Left<'a> {
         let mut scanned = scan::scan(&area, sb.uuid, &mut read);
         let found = scanned.recover(&asked, Fault::default());
         let written = sb.volumes.iter().filter_map(|v| v.write_back);
-        let cuts = written.filter_map(|w| Some((w.attachment, w.cut?))).collect();
-        Some(Left { device, area, scanned, found, cuts, buffer: AlignedBuf::zeroed(0), at: 0 })
+        let void = |attachment| sb.given_up_of(attachment);
+        let voids =
+            written.map(|w| (w.attachment, Void::new(w.cut, &void(w.attachment)))).collect();
+        Some(Left { device, area, scanned, found, voids, buffer: AlignedBuf::zeroed(0), at: 0 })
     }
 
     fn volume(&self, attachment: u32) -> Volume {
         self.found.volumes.get(&attachment).cloned().unwrap_or_default()
+    }
+
+    /// What of it was given up.
+    fn void(&self, attachment: u32) -> Void {
+        self.voids.get(&attachment).cloned().unwrap_or_default()
     }
 
     /// Payload in the log's area, through a buffer: what is looked at lies in the order of the log.
@@ -207,14 +214,17 @@ impl<'a> Left<'a> {
 }
 
 /// What is listed of a volume as unreadable, but for what was given up.
-fn listed(volume: &Volume, cut: Option<Cut>) -> Vec<Range<u64>> {
+fn listed(volume: &Volume, void: &Void) -> Vec<Range<u64>> {
+    if void.lists(volume.frontier) {
+        return Vec::new();
+    }
     let all = volume.unreadable.iter().map(|e| e.offset..e.offset + e.length);
-    let all = all.map(|range| counts(cut, volume.frontier, range));
-    all.filter(|range| !range.is_empty() && !gives_up(cut, volume.frontier)).collect()
+    let all = all.map(|range| void.within_end(volume.frontier, range));
+    all.filter(|range| !range.is_empty()).collect()
 }
 
 /// What of a volume is dirty: of each byte the last version, but for what was given up.
-fn overlay(volume: &Volume, cut: Option<Cut>) -> Overlay {
+fn overlay(volume: &Volume, void: &Void) -> Overlay {
     let mut overlay = Overlay::default();
     for dirty in &volume.records {
         let record = &dirty.entry.record;
@@ -224,7 +234,7 @@ fn overlay(volume: &Volume, cut: Option<Cut>) -> Overlay {
             Kind::Trim => Holds::Trimmed,
             Kind::Mark | Kind::Frontier => continue,
         };
-        let range = counts(cut, record.sequence, record.offset..record.offset + record.length);
+        let range = void.counts(record.sequence, record.offset..record.offset + record.length);
         overlay.show(range, record.sequence, holds);
     }
     overlay
@@ -249,7 +259,8 @@ pub(in crate::block) fn look(
         let Some(written) = volume.write_back.filter(|w| w.holds.may_be_dirty()) else { continue };
         let mut dirty = DirtyVolume { name: volume.name.clone(), ..DirtyVolume::default() };
         let mut steps = |done| go_on(done, all);
-        look_at_volume(&mut left, written.attachment, &mut dirty, &mut report, &mut steps);
+        let of = written.attachment;
+        look_at_volume(&mut left, of, &mut dirty, &mut report, &mut Vec::new(), &mut steps);
         report.volumes.push(dirty);
         if report.interrupted {
             return Some(report);
@@ -272,16 +283,18 @@ pub(in crate::block) fn look(
     Some(report)
 }
 
+/// `records` gets those of which something is lost that shows.
 fn look_at_volume(
     left: &mut Left<'_>,
     attachment: u32,
     dirty: &mut DirtyVolume,
     report: &mut DirtyReport,
+    records: &mut Vec<u64>,
     go_on: &mut dyn FnMut(u64) -> bool,
 ) {
     let volume = left.volume(attachment);
-    let cut = left.cuts.get(&attachment).copied();
-    let shows = overlay(&volume, cut);
+    let void = left.void(attachment);
+    let shows = overlay(&volume, &void);
     dirty.bytes = shows.bytes();
     dirty.records = volume.records.len() as u64;
     let sequence = |dirty: &Dirty| dirty.entry.record.sequence;
@@ -293,7 +306,7 @@ fn look_at_volume(
             return;
         }
         let record = one.entry.record;
-        if record.kind != Kind::Write || gives_up(cut, record.sequence) {
+        if record.kind != Kind::Write || void.has(record.sequence) {
             continue;
         }
         let mut lost: Vec<(Range<u64>, &'static str)> = Vec::new();
@@ -326,6 +339,8 @@ fn look_at_volume(
             };
             if seen.is_empty() {
                 report.fault(fault(range.start, range.end - range.start, COVERED));
+            } else if records.last() != Some(&record.sequence) {
+                records.push(record.sequence);
             }
             for (at, bytes) in seen {
                 report.fault(fault(at, bytes, LOST));
@@ -333,7 +348,7 @@ fn look_at_volume(
             }
         }
     }
-    for lost in listed(&volume, cut) {
+    for lost in listed(&volume, &void) {
         report.fault(DirtyFault {
             volume: dirty.name.clone(),
             offset: Some(lost.start),
@@ -370,10 +385,14 @@ pub(super) struct Behind {
     pub below: u64,
     /// Records are lost in the midst of others.
     pub gap: bool,
-    /// The last record,
+    /// The store has all up to here,
+    pub frontier: u64,
+    /// the last record,
     pub last: u64,
     /// and the number of the marker that the log knows.
     pub marker: u64,
+    /// Where the furthest of the records ends that came behind an end that was given up before.
+    pub furthest: u64,
 }
 
 /// Looks for what is dirty of the volume with this attachment number from `end` on.
@@ -385,10 +404,14 @@ pub(super) fn dirty_beyond(
 ) -> Behind {
     let Some(left) = Left::read(device, sb) else { return Behind::default() };
     let volume = left.volume(attachment);
-    let cut = left.cuts.get(&attachment).copied();
-    let shows = overlay(&volume, cut);
-    let mut behind =
-        Behind { gap: volume.gap, last: volume.last, marker: volume.marker, ..Behind::default() };
+    let shows = overlay(&volume, &left.void(attachment));
+    let written = sb.volumes.iter().filter_map(|v| v.write_back);
+    let cut = written.filter(|w| w.attachment == attachment).find_map(|w| w.cut);
+    let records = volume.records.iter().map(|dirty| dirty.entry.record);
+    let later = records.filter(|record| cut.is_some_and(|cut| record.sequence > cut.last));
+    let furthest = later.map(|record| record.offset + record.length).max().unwrap_or(0);
+    let Volume { frontier, last, marker, gap, .. } = volume;
+    let mut behind = Behind { gap, frontier, last, marker, furthest, ..Behind::default() };
     shows.look(end..u64::MAX, |stretch| {
         if let Stretch::Dirty(dirty) = stretch {
             if behind.beyond == 0 {
@@ -411,29 +434,38 @@ pub(super) struct Lost {
     pub dirty: u64,
     /// Records are lost in the midst of others.
     pub gap: bool,
-    /// The store has all up to here,
-    pub frontier: u64,
-    /// and the last record.
-    pub last: u64,
-    /// Of the records behind an end that was given up before, the first that may lie behind it all the same.
-    pub furthest: u64,
+    /// What was given up, if that is too.
+    pub void: Void,
 }
 
 /// Reads all that is dirty of the volume with this attachment number.
 pub(super) fn lost(device: &FlashDevice, sb: &BlockSuperblock, attachment: u32) -> Lost {
     let Some(mut left) = Left::read(device, sb) else { return Lost::default() };
     let volume = left.volume(attachment);
-    let mut dirty = DirtyVolume::default();
-    look_at_volume(&mut left, attachment, &mut dirty, &mut DirtyReport::default(), &mut |_| true);
-    let before = left.cuts.get(&attachment).map_or(0, |cut| cut.last);
-    let later = volume.records.iter().map(|dirty| dirty.entry.record);
-    let later = later.filter(|record| record.sequence > before);
-    Lost {
-        bytes: dirty.lost_bytes,
-        dirty: dirty.bytes,
-        gap: volume.gap,
-        frontier: volume.frontier,
-        last: volume.last,
-        furthest: later.map(|record| record.offset + record.length).max().unwrap_or(0),
+    let (mut dirty, mut report) = (DirtyVolume::default(), DirtyReport::default());
+    let mut records = Vec::new();
+    look_at_volume(&mut left, attachment, &mut dirty, &mut report, &mut records, &mut |_| true);
+    let void = left.void(attachment);
+    let (shows, listed) = (overlay(&volume, &void), listed(&volume, &void));
+    // A record goes as a whole.
+    let mut bytes = 0;
+    for one in volume.records.iter().map(|dirty| dirty.entry.record) {
+        if records.binary_search(&one.sequence).is_err() {
+            continue;
+        }
+        shows.look(one.offset..one.offset + one.length, |stretch| match stretch {
+            Stretch::Dirty(d) if d.sequence == one.sequence => bytes += d.len,
+            _ => {}
+        });
     }
+    for range in &listed {
+        shows.look(range.clone(), |stretch| match stretch {
+            Stretch::Clean(_, len) => bytes += len,
+            Stretch::Dirty(_) => {}
+        });
+    }
+    let position = (!listed.is_empty()).then_some(volume.frontier);
+    let mut void = void.with(records, position);
+    void.let_go(volume.frontier);
+    Lost { bytes, dirty: dirty.bytes, gap: volume.gap, void }
 }

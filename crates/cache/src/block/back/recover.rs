@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use larder_engine::block::writeback::holder::mark_of;
 use larder_engine::block::writeback::marker::{self as machine, Mark, Step};
 use larder_engine::block::writeback::{Fault, Planted};
 use larder_format::Uuid;
@@ -13,8 +14,8 @@ use larder_volume::op::Op;
 use larder_volume::{Alone, Backing, BackingError, Flushing, Timeouts};
 use serde::{Deserialize, Serialize};
 
-use super::journal::{Applied, Journal, Of};
-use super::start::random_uuid;
+use super::journal::{Applied, Journal, Of, unprobe};
+use super::start::{is_moved, random_uuid};
 
 /// For the store's flush.
 const FLUSH: Duration = Duration::from_secs(120);
@@ -47,6 +48,12 @@ pub enum RecoverError {
         /// The one that the store names.
         named: String,
     },
+    /// It was journaled, and is not the store that its marker was written beside: nothing is laid over it.
+    #[error(
+        "{0} says that the store was written through a journal, and the store is not the one that it had (another file, device or name): what the journal \
+         has is laid over no other; name that one. If it is the same one moved, or a whole copy of it, say that the store was moved"
+    )]
+    OtherStore(String),
     /// Its journal has no place, or none that was named.
     #[error(transparent)]
     NoJournal(JournalError),
@@ -115,6 +122,9 @@ pub struct Recovery {
     pub not_older_than: Option<u64>,
     /// Why the store may be between two epochs, which was accepted.
     pub torn: Option<String>,
+    /// The store may be an image that never was: what could not be read had been written again, and not all that came to the store with it is known to be
+    /// there. (Of an order that keeps images.)
+    pub joined: bool,
     /// The last consistency point that the store has, as far as its marker or its journal knows.
     pub mark: Option<String>,
     /// The volume's generation, now.
@@ -155,6 +165,8 @@ pub struct RecoverWish {
     pub set_back: bool,
     /// Where the journal is lost or damaged the store is taken as it is.
     pub accept_torn: bool,
+    /// The store is the one that it was, though it lies elsewhere now, or a whole copy of it: the operator says so.
+    pub moved: bool,
 }
 
 /// Makes a store the whole of its volume: what a cache may hold of it is given up, and counts no more.
@@ -224,6 +236,8 @@ pub(super) fn recover_at(
             told.order = Some(order_words(marker.order).to_owned());
             told.generation = marker.generation;
             told.mark = marker.mark.clone();
+            let image = matches!(marker.order, MarkerOrder::Flush | MarkerOrder::Completion);
+            told.joined = image && marker.joins > marker.frontier;
             if marker.state != MarkerState::Clean {
                 told.not_older_than = Some(marker.time / 1_000_000_000);
             }
@@ -232,6 +246,13 @@ pub(super) fn recover_at(
     };
     if before.as_ref().is_some_and(|marker| marker.state == MarkerState::Clean) && !set_back {
         return Ok(told);
+    }
+    if let Some(marker) = &before {
+        let journaled = marker.order == MarkerOrder::Journaled;
+        let mark = mark_of(marker, is_moved(store, place, marker, wish.moved));
+        if machine::may_recover(&mark, journaled).is_err() {
+            return Err(RecoverError::OtherStore(told.marker));
+        }
     }
     if store.capabilities().flush == Flushing::Missing {
         return Err(RecoverError::CannotFlush(told.store));
@@ -251,7 +272,13 @@ pub(super) fn recover_at(
             unknown()?
         }
     };
-    let replays = last.order == MarkerOrder::Journaled && last.state != MarkerState::Clean;
+    let fail = |reason| RecoverError::Journal { place: told.marker.clone(), reason };
+    if last.probes || last.order == MarkerOrder::Journaled {
+        unprobe(store).map_err(fail)?;
+    }
+    // (Nothing was answered while that was found out, and no epoch came to the store.)
+    let dirty = last.state != MarkerState::Clean && !last.probes;
+    let replays = last.order == MarkerOrder::Journaled && dirty;
     let mut journal = None;
     for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
@@ -300,6 +327,8 @@ pub(super) fn recover_at(
                     identity: store.identity()?.encode(),
                     host: super::host_name(),
                     mark: told.mark.clone(),
+                    joins: 0,
+                    probes: false,
                     ..last.clone()
                 };
                 place.write(&clean)?;
@@ -370,6 +399,8 @@ fn unknown() -> Result<Marker, RecoverError> {
         mark: None,
         order: MarkerOrder::Any,
         applied: 0,
+        joins: 0,
+        probes: false,
     })
 }
 
@@ -416,6 +447,8 @@ mod tests {
             mark: None,
             order,
             applied: 0,
+            joins: 0,
+            probes: false,
         };
         let mut place = marker_place(store, &PlaceOptions::default()).unwrap();
         place.read().unwrap();
@@ -450,6 +483,29 @@ mod tests {
             let again = recover(&*store, &RecoverWish::default()).unwrap();
             assert_eq!((again.recovered, again.was.as_str()), (false, "clean"));
             assert_eq!(read(&*store), now);
+        }
+    }
+
+    #[test]
+    fn a_store_that_may_be_no_image_is_said_to_be_so() {
+        for (order, joins, joined) in [
+            (MarkerOrder::Flush, 12, true),
+            (MarkerOrder::Completion, 10, true),
+            (MarkerOrder::Flush, 9, false),
+            (MarkerOrder::Flush, 0, false),
+            // It keeps no image.
+            (MarkerOrder::Any, 12, false),
+        ] {
+            let dir = TempDir::new().unwrap();
+            let store = store(&dir);
+            let was = mark(&*store, MarkerState::Dirty, order);
+            let mut place = marker_place(&*store, &PlaceOptions::default()).unwrap();
+            place.read().unwrap();
+            place.write(&Marker { joins, number: 8, ..was }).unwrap();
+            drop(place);
+            let told = recover(&*store, &RecoverWish::default()).unwrap();
+            assert_eq!((told.recovered, told.joined), (true, joined), "{order:?}, {joins}");
+            assert_eq!(read(&*store).joins, 0);
         }
     }
 

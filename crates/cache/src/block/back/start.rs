@@ -283,14 +283,25 @@ fn judge_marker(
     Ok((said, judged))
 }
 
-/// The same of a volume that must not be refused. Returns the attachment that the marker is of, and the last mark that it names.
+/// What a marker says to one who comes.
+#[derive(Default)]
+pub(super) struct SaidThere {
+    /// The attachment that it is of, and the last mark that it names.
+    pub(super) mark: Option<(u32, String)>,
+    /// Until the store has all up to this record of that attachment it alone may be no image.
+    pub(super) joins: (u32, u64),
+    /// The store may have a probe in its first sector.
+    pub(super) probes: bool,
+}
+
+/// The same of a volume that must not be refused.
 pub(super) fn read_marker(
     (name, store): (&str, &dyn Backing),
     holder: &mut Holder,
     mut place: Option<&mut (dyn MarkerPlace + 'static)>,
     vouched: bool,
     known: &[VolumeRecord],
-) -> Result<Option<(u32, String)>, CacheError> {
+) -> Result<SaidThere, CacheError> {
     let (said, judged) = judge_marker((name, store), holder, place.as_deref_mut(), vouched)?;
     let said = said.as_deref();
     judged.map_err(|why| refused(name, why, &described(place.as_deref()), said, known))?;
@@ -300,7 +311,11 @@ pub(super) fn read_marker(
     if known.iter().any(taken) {
         holder.is_another();
     }
-    Ok(said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))))
+    Ok(SaidThere {
+        mark: said.and_then(|marker| Some((marker.attachment, marker.mark.clone()?))),
+        joins: said.map_or((0, 0), |marker| (marker.attachment, marker.joins)),
+        probes: said.is_some_and(|marker| marker.probes),
+    })
 }
 
 /// A volume that does not write back: nothing else may hold writes of it that its store lacks, and this cache neither. Returns what is left to do,
@@ -358,7 +373,7 @@ fn may_be_read(store: &dyn Backing, marker: Option<&Marker>) -> bool {
     store.capabilities().read_only
         && marker.is_some_and(|marker| match marker.order {
             MarkerOrder::Any => false,
-            MarkerOrder::Flush | MarkerOrder::Completion => true,
+            MarkerOrder::Flush | MarkerOrder::Completion => marker.joins <= marker.frontier,
             MarkerOrder::Journaled => store.has_journal_laid_over(),
         })
 }
@@ -582,6 +597,7 @@ impl Core {
             marker,
             moved: wish.moved,
             mark: None,
+            joins: (0, 0),
             found,
         };
         let mut way = Way::comes(self, back, volume, begins);
@@ -634,10 +650,11 @@ impl Core {
         let order = wished.map_or(kept_order(carried.order), |wished| wished.order);
         let config = BackConfig { order, ..BackConfig::default() };
         let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
+        let void = self.void_of(carried)?;
         let now = self.now();
         tell_log(self, now, |log, _| {
             log.attach(now, attach);
-            log.cut_off(carried.attachment, carried.cut);
+            log.set_void(carried.attachment, void);
             log.put_aside(carried.attachment);
             log.recover(now, carried.attachment, of, scanned);
         });
@@ -705,6 +722,8 @@ impl Core {
                 .and_then(|back| back.log().stored_mark(state.attachment).map(str::to_owned)),
             order: state.order,
             applied: 0,
+            joins: self.back.get().map_or(0, |back| back.log().joins(state.attachment)),
+            probes: false,
         }
     }
 }

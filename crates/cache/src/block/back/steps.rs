@@ -17,14 +17,14 @@ use larder_format::block::marker::{Marker, MarkerState};
 use larder_format::block::superblock::WrittenBack;
 use larder_runtime::Payload;
 use larder_volume::journal::Site;
-use larder_volume::marker::MarkerPlace;
+use larder_volume::marker::{MarkerIoError, MarkerPlace};
 
 use super::super::attached::Attached;
 use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
-use super::journal::{Coming, JournalAt, Journaling, Of};
+use super::journal::{Coming, JournalAt, Journaling, NotMarked, Of, unprobe};
 use super::start::{
     marker_error, no_journal, open_journal, random_uuid, read_marker, volume_error,
 };
@@ -71,6 +71,8 @@ pub(super) struct Begins<'a> {
     pub moved: bool,
     /// The last mark that its store is known to have, and the attachment of which that was said.
     pub mark: Option<(u32, String)>,
+    /// Until its store has all up to this record of that attachment it alone may be no image, by its marker.
+    pub joins: (u32, u64),
     /// What a start has found in the log.
     pub found: Option<(&'a RecoveredPacked, &'a scan::Scan)>,
 }
@@ -81,6 +83,13 @@ impl Begins<'_> {
         let of = [Some(holder.state().attachment), holder.before()];
         let (said, mark) = self.mark.as_ref().filter(|_| !holder.begins_anew())?;
         of.contains(&Some(*said)).then_some(mark.as_str())
+    }
+
+    /// Until its store has all up to here it alone may be no image.
+    fn known_joins(&self, holder: &Holder) -> u64 {
+        let of = [Some(holder.state().attachment), holder.before()];
+        let (said, joins) = self.joins;
+        if of.contains(&Some(said)) && !holder.begins_anew() { joins } else { 0 }
     }
 
     /// Its journal is open, if it has one.
@@ -104,6 +113,19 @@ pub(super) struct Way<'a> {
     back: &'a Back,
     volume: &'a Arc<Attached>,
     which: Which<'a>,
+}
+
+/// The volume's own of what kept a marker from being written; what the marker's place says is for the caller.
+fn not_marked(
+    name: &str,
+    marked: Result<(), NotMarked<MarkerIoError>>,
+) -> Result<Result<(), MarkerIoError>, NotDone> {
+    match marked {
+        Ok(()) => Ok(Ok(())),
+        Err(NotMarked::Marker(error)) => Ok(Err(error)),
+        Err(NotMarked::Journal(error)) => Err(NotDone::Failed(no_journal(name, error.into()))),
+        Err(NotMarked::Same(why)) => Err(NotDone::Failed(volume_error(name, why))),
+    }
 }
 
 type GoOn<'a> = &'a mut dyn FnMut(u64) -> bool;
@@ -176,7 +198,14 @@ impl<'a> Way<'a> {
                     let known = core.on_log(|log| log.line_space().map(|sb| sb.volumes.clone()))?;
                     let of = (volume.name.as_str(), volume.volume().backing());
                     let known = known.unwrap_or_default();
-                    begins.mark = read_marker(of, holder, place, begins.moved, &known)?;
+                    let read = read_marker(of, holder, place, begins.moved, &known)?;
+                    let unmarked = begins.place.is_none() && begins.journal.journaled;
+                    if read.probes || unmarked {
+                        unprobe(of.1).map_err(|why| volume_error(of.0, why))?;
+                    }
+                    // Nothing was answered while its journal was looked for: an empty one lacks nothing.
+                    begins.journal.journaled &= !read.probes;
+                    (begins.mark, begins.joins) = (read.mark, read.joins);
                     // Where it cannot be had nothing is changed.
                     let names: Vec<_> =
                         [holder.state().volume].into_iter().chain(holder.former()).collect();
@@ -247,7 +276,7 @@ impl<'a> Way<'a> {
                 }
             }
             Step::Answer => self.answer(holder)?,
-            Step::Show => self.show(holder),
+            Step::Show => self.show(holder)?,
             Step::Through | Step::Aside => {
                 let attachment = holder.state().attachment;
                 let through = step == Step::Through;
@@ -428,7 +457,7 @@ impl<'a> Way<'a> {
     }
 
     /// Writes the marker; false if the log has failed meanwhile, whose it is then.
-    fn mark(&mut self, holder: &Holder, mark: Mark, generation: u64) -> Result<bool, NotDone> {
+    fn mark(&mut self, holder: &mut Holder, mark: Mark, generation: u64) -> Result<bool, NotDone> {
         let state = WrittenBack { generation, ..holder.state() };
         let attachment = self.volume.attachment();
         let held = match &self.which {
@@ -455,6 +484,10 @@ impl<'a> Way<'a> {
         if let Which::Comes(begins) = &self.which {
             // The log does not have it yet.
             marker.mark = marker.mark.or_else(|| begins.known_mark(holder).map(str::to_owned));
+            marker.joins = match mark {
+                Mark::Clean => 0,
+                _ => Some(begins.known_joins(holder)).filter(|last| *last > frontier).unwrap_or(0),
+            };
         }
         if let Some(last_number) = &mut last_number {
             // (One that could not be written may have been.)
@@ -470,21 +503,28 @@ impl<'a> Way<'a> {
             let dirty = matches!(mark, Mark::Dirty(_));
             if dirty {
                 begins.open_journal(self.volume, &[marker.volume])?;
-                if let Some(journal) = &mut begins.journal.journal {
-                    let store = self.volume.volume().backing();
-                    let apart = journal.is_apart(store, random_uuid()?.0);
-                    apart.map_err(|why| NotDone::Failed(volume_error(&self.volume.name, why)))?;
-                }
             }
             let Begins { place, journal, .. } = begins;
             let mut write = |marker: &Marker| match place {
                 Some(place) => place.write(marker),
                 None => Ok(()),
             };
+            let store = self.volume.volume().backing();
             match dirty {
-                true => journal
-                    .mark(&marker, write)
-                    .map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?,
+                true => {
+                    let of = (store, random_uuid()?.0, holder.begins_anew());
+                    let marked = journal.mark(&marker, of, write);
+                    if std::mem::take(&mut journal.also_marked) {
+                        holder.also_marked();
+                    }
+                    not_marked(&self.volume.name, marked)?
+                }
+                false if journal.probed => {
+                    // What it says then holds until the store has its zeros again.
+                    unprobe(store).map_err(|why| volume_error(&self.volume.name, why))?;
+                    journal.probed = false;
+                    write(&marker)
+                }
                 false => write(&marker),
             }
         } else {
@@ -509,6 +549,10 @@ impl<'a> Way<'a> {
             let (number, frontier) = (holder.number(), holder.frontier());
             let marker = core.marker(self.volume, &state, number, MarkerState::Dirty, frontier);
             begins.open_journal(self.volume, &[marker.volume])?;
+            // (This cache says that it is open: it looks for a probe when it comes again.)
+            let of = (self.volume.volume().backing(), random_uuid()?.0);
+            let apart = begins.journal.finds_apart(of, || Ok::<(), MarkerIoError>(()));
+            let _nothing_said = not_marked(&self.volume.name, apart)?;
             let claimed = begins.journal.claim(&marker);
             claimed.map_err(|e| NotDone::Failed(no_journal(&self.volume.name, e.into())))?;
         }
@@ -531,6 +575,7 @@ impl<'a> Way<'a> {
             .found
             .and_then(|(found, scanned)| Some((found.volumes.get(&state.attachment)?, scanned)));
         let mark = begins.known_mark(holder).map(str::to_owned);
+        let (void, joins) = (core.void_of(&state)?, begins.known_joins(holder));
         // Before the log has it: what was put aside is destaged at once, through its journal.
         back.add(Written { journal, ..Written::new(self.volume, holder, begins) });
         let now = core.now();
@@ -540,10 +585,11 @@ impl<'a> Way<'a> {
                 if let Some(mark) = mark.filter(|_| none) {
                     log.had_mark(state.attachment, mark);
                 }
+                log.set_joins(state.attachment, joins);
                 return log.take_up(now, attach, asks);
             }
             log.attach(now, attach);
-            log.cut_off(state.attachment, state.cut);
+            log.set_void(state.attachment, void);
             asks.steps.push(state.attachment);
             if let Some(mark) = mark {
                 log.had_mark(state.attachment, mark);
@@ -551,6 +597,7 @@ impl<'a> Way<'a> {
             if let Some((found, scanned)) = found {
                 log.recover(now, state.attachment, found, scanned);
             }
+            log.set_joins(state.attachment, joins);
         });
         if found.is_some() {
             core.name_marks(back, state.attachment);
@@ -570,9 +617,10 @@ impl<'a> Way<'a> {
     }
 
     /// The log has the volume, as it was put aside, and whoever reads sees what is dirty.
-    fn show(&mut self, holder: &Holder) {
+    fn show(&mut self, holder: &Holder) -> Result<(), NotDone> {
         let (core, back, state) = (self.core, self.back, holder.state());
-        let Which::Comes(begins) = &mut self.which else { return };
+        let Which::Comes(begins) = &mut self.which else { return Ok(()) };
+        let (void, joins) = (core.void_of(&state)?, begins.known_joins(holder));
         let named = (holder.number(), holder.epoch(), begins.place.is_some());
         let attach = core.attach_of(&state, &begins.config, holder.frontier(), named);
         let found = begins
@@ -582,12 +630,13 @@ impl<'a> Way<'a> {
         tell_log(core, now, |log, _| {
             if !log.is_aside(state.attachment) {
                 log.attach(now, attach);
-                log.cut_off(state.attachment, state.cut);
+                log.set_void(state.attachment, void);
                 log.put_aside(state.attachment);
                 if let Some((found, scanned)) = found {
                     log.recover(now, state.attachment, found, scanned);
                 }
             }
+            log.set_joins(state.attachment, joins);
         });
         let had = self.volume.had().unwrap_or(0);
         let beyond = beyond(&back.log(), state.attachment, (self.volume.bytes(), had));
@@ -595,6 +644,7 @@ impl<'a> Way<'a> {
         tracing::error!("volume '{}': {beyond}", self.volume.name);
         back.add(Written { shown: true, ..Written::new(self.volume, holder, begins) });
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
+        Ok(())
     }
 }
 
@@ -615,7 +665,6 @@ impl Written {
             attached: attached.clone(),
             place: begins.place.take().map(Into::into),
             state: holder.state(),
-            cut: holder.state().cut.into(),
             stopped: false.into(),
             given_up: 0.into(),
             config: begins.config.clone(),
@@ -654,7 +703,7 @@ impl Written {
         let frontier = back.log().status(now, self.state.attachment);
         Held {
             cache: back.cache.0,
-            entry: WrittenBack { cut: *locked(&self.cut), ..self.state },
+            entry: self.state,
             number: *locked(&self.number),
             durable: self.durable.load(Ordering::Relaxed),
             marked: self.place.is_some(),

@@ -20,6 +20,7 @@ use mio::event::Event;
 use super::super::open::CacheError;
 use super::journal::{Journal, Laid, Of};
 use super::patient::PATIENCE;
+use super::start::is_moved;
 use super::{Asking, BackWish, MarkerAt};
 
 /// A store that is opened to be read only, as it is to be served: with its journal laid over it where its marker says that it needs that.
@@ -40,8 +41,8 @@ pub fn view(
     let options = PlaceOptions { at, look: true, ..PlaceOptions::default() };
     // What is wrong with a marker is said when the volume comes.
     let place = Asking::AtMost(PATIENCE).open(&*store, &options);
-    let found = place.and_then(|mut place| place.read());
-    let Ok(Found::There(marker)) = found else { return Ok(store) };
+    let Ok(mut place) = place else { return Ok(store) };
+    let Ok(Found::There(marker)) = place.read() else { return Ok(store) };
     if marker.state == MarkerState::Clean || marker.order != MarkerOrder::Journaled {
         return Ok(store);
     }
@@ -52,6 +53,15 @@ pub fn view(
         );
         CacheError::Volume { name: name.to_owned(), reason }
     };
+    if is_moved(&*store, &*place, &marker, wish.moved) {
+        let reason = format!(
+            "{} was written beside another store (another file, device or name): name that one. If it is the same one moved, or a whole copy of it, say that \
+             the store was moved",
+            place.describe()
+        );
+        return Err(CacheError::Volume { name: name.to_owned(), reason });
+    }
+    drop(place);
     let site = Site::of(&*store, wish.journal.at.as_deref()).map_err(|e| fail(e.to_string()))?;
     let opened = Journal::open(&site, &[marker.volume], Use::Look, Timeouts::default());
     let mut journal = opened.map_err(|e| fail(e.to_string()))?;

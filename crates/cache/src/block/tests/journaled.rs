@@ -368,16 +368,92 @@ fn before_a_recovery_a_store_is_read_with_its_journal_over_it_and_nothing_is_cha
 }
 
 #[test]
-fn a_store_that_was_written_in_any_order_is_not_read_without_its_cache() {
+fn a_store_that_was_written_in_any_order_or_is_no_image_is_not_read_without_its_cache() {
+    use larder_format::block::marker::Order as Said;
     let left = left(40, None);
     let path = left.dir.path().join("disk.larder");
-    let mut was = marker(left.dir.path());
-    was.order = larder_format::block::marker::Order::Any;
-    let bytes = was.encode();
-    std::fs::write(&path, [bytes.clone(), bytes].concat()).unwrap();
-    let cache = Cache::builder(left.dir.path().join("other")).create(ByteSize::mib(64));
-    let cache = cache.state_dir(left.dir.path().join("state")).threads(1).open().unwrap();
-    let volume = Arc::new(Volume::new("disk", view(&left).unwrap(), 4096, true));
-    let why = cache.core().attach(&volume, false).unwrap_err().to_string();
-    assert!(why.contains("have its store recovered"), "{why}");
+    let was = marker(left.dir.path());
+    for (order, joins, refused) in [
+        (Said::Any, 0, true),
+        (Said::Flush, was.frontier + 1, true),
+        (Said::Flush, was.frontier, false),
+    ] {
+        let bytes = Marker { order, joins, ..was.clone() }.encode();
+        std::fs::write(&path, [bytes.clone(), bytes].concat()).unwrap();
+        let other = TempDir::new().unwrap();
+        let cache = Cache::builder(other.path().join("cache")).create(ByteSize::mib(64));
+        let cache = cache.state_dir(other.path().join("state")).threads(1).open().unwrap();
+        let volume = Arc::new(Volume::new("disk", view(&left).unwrap(), 4096, true));
+        let attached = cache.core().attach(&volume, false);
+        assert_eq!(attached.is_err(), refused, "{order:?}, {joins}");
+        if let Err(why) = attached {
+            assert!(why.to_string().contains("have its store recovered"), "{why}");
+        }
+    }
+}
+
+/// Puts another file in the place of the store, below its marker and its journal; the store itself is `away` then.
+fn swap(dir: &Path) {
+    std::fs::rename(dir.join("disk"), dir.join("away")).unwrap();
+    std::fs::write(dir.join("disk"), vec![99; BYTES as usize]).unwrap();
+}
+
+#[test]
+fn a_journal_is_laid_over_no_store_but_its_own() {
+    let left = left(50, None);
+    let dir = left.dir.path();
+    swap(dir);
+    let (was, epochs) = (marker(dir), left.epochs());
+    let error = left.recover(&RecoverWish::default()).unwrap_err();
+    assert!(matches!(error, RecoverError::OtherStore(_)), "{error}");
+    let torn = RecoverWish { accept_torn: true, ..RecoverWish::default() };
+    assert!(matches!(left.recover(&torn), Err(RecoverError::OtherStore(_))));
+    let said = view(&left).unwrap_err().to_string();
+    assert!(said.contains("was written beside another store"), "{said}");
+    assert!(std::fs::read(dir.join("disk")).unwrap().iter().all(|&b| b == 99));
+    assert_eq!((marker(dir), left.epochs()), (was, epochs));
+    // A whole copy is another file, and may be vouched for.
+    std::fs::copy(dir.join("away"), dir.join("disk")).unwrap();
+    assert!(matches!(left.recover(&RecoverWish::default()), Err(RecoverError::OtherStore(_))));
+    let told = left.recover(&RecoverWish { moved: true, ..RecoverWish::default() }).unwrap();
+    assert!(told.recovered && left.is_cut(), "{told:?}");
+}
+
+#[test]
+fn what_is_dirty_is_not_given_up_by_a_journal_over_another_store() {
+    use crate::block::back::discard::{DiscardWish, discard};
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let cache = builder(dir, Pace::AtBound, None).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    done(&cache, disk.write(0, [7; 4096]));
+    done(&cache, disk.flush());
+    drop((disk, cache));
+    swap(dir);
+    let gives_up = |moved| {
+        let wish = DiscardWish {
+            cache: dir.join("cache"),
+            volume: "disk".into(),
+            yes: true,
+            moved,
+            ..DiscardWish::default()
+        };
+        discard(&wish, Some(&*open_store(dir, false))).map_err(|e| e.to_string())
+    };
+    let (was, said) = (marker(dir), gives_up(false).unwrap_err());
+    assert!(said.contains("say that the store was moved"), "{said}");
+    assert_eq!(marker(dir), was);
+    assert!(std::fs::read(dir.join("disk")).unwrap().iter().all(|&b| b == 99));
+    assert!(gives_up(true).unwrap().done);
+}
+
+#[test]
+fn nothing_of_a_journal_is_laid_over_a_store_that_has_become_too_small_for_it() {
+    let left = left(51, None);
+    let path = left.dir.path().join("disk");
+    File::options().write(true).open(&path).unwrap().set_len(512).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let said = left.recover(&RecoverWish::default()).unwrap_err().to_string();
+    assert!(said.contains("restore its size"), "{said}");
+    assert!(std::fs::read(&path).unwrap() == before);
 }

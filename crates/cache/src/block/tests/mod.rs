@@ -5,6 +5,7 @@ mod check;
 mod ends;
 mod failed_log;
 mod hanging;
+mod joined;
 mod journaled;
 mod kept;
 mod left;

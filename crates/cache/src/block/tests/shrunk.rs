@@ -159,6 +159,21 @@ fn what_lies_beyond_the_end_is_given_up_for_good_and_the_rest_stays() {
 }
 
 #[test]
+fn what_lies_beyond_the_end_of_a_journaled_volume_is_refused_with_what_to_do() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let order = Order::Journaled(Cuts::Flushes);
+    leaves(dir, BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() });
+    let why = gives_up(dir, true, true, true).unwrap_err();
+    for word in ["comes to the store as a whole", "restore the store's size", "discard all"] {
+        assert!(why.contains(word), "{why}");
+    }
+    let cache =
+        builder(dir, Some(BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() }));
+    is_below(&cache.open().unwrap());
+}
+
+#[test]
 fn all_that_is_dirty_is_given_up_and_the_volume_may_be_served_anew() {
     for (shrinks, carried) in [(false, false), (true, false), (false, true)] {
         let dir = TempDir::new().unwrap();

@@ -399,7 +399,8 @@ fn a_journal_that_is_the_store_by_another_name_is_refused_and_nothing_of_the_sto
     let uuid = larder_format::Uuid([7; 16]);
     let mut journal = Journal::open(&site, &[uuid], Use::Make, Timeouts::default()).unwrap();
     journal.is_apart(&*own, [9; 16]).unwrap();
-    let why = journal.is_apart(&*read_only("journal"), [9; 16]).unwrap_err();
+    let (why, left) = journal.is_apart(&*read_only("journal"), [9; 16]).unwrap_err();
+    assert!(!left, "the probe is there still");
     assert!(why.contains("the store itself by another name"), "{why}");
     for name in ["disk", "journal"] {
         let bytes = std::fs::read(dir.path().join(name)).unwrap();

@@ -108,10 +108,10 @@ fn what_cannot_be_read_is_given_up_on_a_cache_that_is_not_in_use() {
     rot(dir);
     let (code, said) = discard(dir, &["disk", "--unreadable"]);
     assert_eq!(code, Some(1), "{said}");
-    has(&said, &["4096 bytes", "cannot be read would be given up", "--yes"]);
+    has(&said, &["8192 bytes", "cannot be read would be given up", "--yes"]);
     let (code, said) = discard(dir, &["disk", "--unreadable", "--yes"]);
     assert_eq!(code, Some(0), "{said}");
-    has(&said, &["4096 bytes", "cannot be read given up", "stay"]);
+    has(&said, &["8192 bytes", "cannot be read given up", "stay"]);
     let (code, said) = discard(dir, &["disk", "--unreadable", "--yes"]);
     assert_eq!(code, Some(0), "{said}");
     has(&said, &["no byte given up"]);
@@ -122,6 +122,35 @@ fn what_cannot_be_read_is_given_up_on_a_cache_that_is_not_in_use() {
     assert_eq!((&back["unreadable_bytes"], &back["dirty_bytes"]), (&0.into(), &0.into()));
     daemon.kill();
     assert!(std::fs::read(dir.join("disk")).unwrap()[4096..8192].iter().all(|b| *b == 7));
+}
+
+#[test]
+fn what_could_not_be_read_and_was_given_up_stays_so_when_what_lies_beyond_the_end_is_given_up() {
+    let dir = prepare();
+    let dir = dir.path();
+    left(dir);
+    let daemon = Daemon::start(dir, &["--write", HELD]);
+    let mut s = session_of(dir, "disk");
+    write(&mut *s, 32 << 20, 4096, 3);
+    drop(s);
+    daemon.kill();
+    rot(dir);
+    let (code, said) = discard(dir, &["disk", "--unreadable", "--yes"]);
+    assert_eq!(code, Some(0), "{said}");
+    let disk = std::fs::File::options().write(true).open(dir.join("disk")).unwrap();
+    disk.set_len(24 << 20).unwrap();
+    let store = format!("file:{}", dir.join("disk").display());
+    let (code, said) = discard(dir, &["disk", &store, "--beyond-end", "--yes"]);
+    assert_eq!(code, Some(0), "{said}");
+    has(&said, &["4096 bytes", "given up"]);
+    let daemon = Daemon::start(dir, &["--write", HELD]);
+    let (code, _, error) = ask(dir, &["flush", "disk"]);
+    assert_eq!(code, 0, "{error}");
+    let back = &json(dir, &["status"])["volumes"][0]["write_back"];
+    assert_eq!((&back["unreadable_bytes"], &back["dirty_bytes"]), (&0.into(), &0.into()));
+    daemon.kill();
+    let image = std::fs::read(dir.join("disk")).unwrap();
+    assert!(image[16 << 20..][..8192].iter().all(|b| *b != 9), "it was given up");
 }
 
 #[test]

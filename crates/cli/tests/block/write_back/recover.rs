@@ -58,6 +58,8 @@ fn mark(uri: &str, at: Option<&str>, state: MarkerState, order: Order) -> Box<dy
         mark: Some("before the move".into()),
         order,
         applied: 0,
+        joins: 0,
+        probes: false,
     };
     place.write(&marker).unwrap();
     place

@@ -70,6 +70,11 @@ pub trait Effects {
     fn lists(&mut self, _stored: &[Dirty], skipped: &[Dirty]) -> bool {
         skipped.is_empty()
     }
+    /// A window goes on up to this record, behind what may come to the store next: until all of it is there the store alone is no image. Whether the marker is
+    /// to say so before anything of it comes there; ends by [`Destager::said`] then.
+    fn joins(&mut self, _last: u64) -> bool {
+        false
+    }
     /// The store is to be told of this stretch; ends by [`Destager::stored`].
     fn store(&mut self, piece: u32, dirty: Dirty);
     /// The store is to be flushed; ends by [`Destager::flushed`].
@@ -92,6 +97,8 @@ enum Phase {
     Idle,
     Journaling,
     JournalFlushing,
+    /// The marker is to say that the window joins more than may come to the store at once.
+    Saying,
     Writing,
     Flushing,
     Noting,
@@ -116,6 +123,8 @@ pub struct Destager {
     skips: bool,
     /// It goes on behind what may come to the store next, since only so it has something in place of what cannot be read.
     joins: bool,
+    /// The marker says so.
+    said: bool,
     /// Its store may be another's.
     halted: bool,
     /// How often windows and epochs were begun, or begun again.
@@ -157,6 +166,7 @@ impl Destager {
             pieces: Vec::new(),
             skips: false,
             joins: false,
+            said: false,
             unlisted: false,
             halted: false,
             attempts: 0,
@@ -246,6 +256,11 @@ impl Destager {
         self.unlisted
     }
 
+    /// Whether the marker is to say that of its window.
+    pub fn is_saying(&self) -> bool {
+        self.phase == Phase::Saying
+    }
+
     /// Nothing more goes to the store or the journal, nor is anything noted, as long as this is so. Its window begins again afterwards.
     pub fn halt(&mut self, halted: bool) {
         self.halted = halted;
@@ -280,7 +295,7 @@ impl Destager {
     /// The window is neither over nor gone on with.
     fn drops(&mut self) {
         (self.phase, self.window) = (Phase::Idle, None);
-        (self.skips, self.joins, self.anew) = (false, false, false);
+        (self.skips, self.joins, self.said, self.anew) = (false, false, false, false);
         self.pieces = Vec::new();
         // The next one is begun whatever its time is: something of this may be in the store.
         self.began = None;
@@ -365,7 +380,35 @@ impl Destager {
             self.attempts += 1;
             fx.journal(self.epoch, last, &self.pieces);
         } else {
-            self.write(fx);
+            self.say_or_write(fx);
+        }
+    }
+
+    /// The window goes to the store, once it is said that until then that is no image.
+    fn say_or_write(&mut self, fx: &mut impl Effects) {
+        if self.joins() && !self.said && self.last().is_some_and(|last| fx.joins(last)) {
+            self.phase = Phase::Saying;
+            return;
+        }
+        self.write(fx);
+    }
+
+    /// The marker says what [`Effects::joins`] wanted, durably, or could not be written.
+    pub fn said(&mut self, now: Nanos, done: bool, fx: &mut impl Effects) {
+        if self.phase != Phase::Saying {
+            return;
+        }
+        self.said = done;
+        if self.halted {
+            return self.rests();
+        }
+        if self.is_void() {
+            return self.drops();
+        }
+        match done {
+            true => self.write(fx),
+            // (It is not the store that fails.)
+            false => self.phase = Phase::Paused(now + PAUSE.0),
         }
     }
 
@@ -411,7 +454,7 @@ impl Destager {
             self.attempts += 1;
             return fx.journal(self.epoch, last, &self.pieces);
         }
-        self.write(fx);
+        self.say_or_write(fx);
     }
 
     /// All pieces go to the store, from the first.
@@ -548,7 +591,7 @@ impl Destager {
             return None;
         }
         (self.phase, self.in_place) = (Phase::Idle, false);
-        (self.skips, self.joins, self.anew) = (false, false, false);
+        (self.skips, self.joins, self.said, self.anew) = (false, false, false, false);
         self.pieces = Vec::new();
         self.window.take().map(|window| *window.end())
     }

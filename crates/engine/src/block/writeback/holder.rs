@@ -322,6 +322,11 @@ impl Holder {
         }
     }
 
+    /// The marker was, or may have been, written once more at the step that is next.
+    pub fn also_marked(&mut self) {
+        self.number += 1;
+    }
+
     /// The superblock says this of the volume now.
     pub fn recorded(&mut self, entry: WrittenBack) {
         self.entry = entry;

@@ -36,7 +36,6 @@ use std::ops::Range;
 
 use larder_base::Nanos;
 use larder_format::Uuid;
-use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
@@ -48,8 +47,8 @@ pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
 use times::{Marks, Times};
-pub use unreadable::NotGivenUp;
 use unreadable::Unreadable;
+pub use unreadable::{GivingUp, NotGivenUp};
 
 use super::destager::{self, Destager, Pace};
 use super::economy::Economy;
@@ -306,6 +305,8 @@ struct Attached {
     pace: Pace,
     /// All up to here is durable in the store, whether the log knows it or not.
     stored: u64,
+    /// Until all up to here is there the store alone may be no image.
+    joins: u64,
     /// A batch says so, if that is not durable yet.
     noting: Option<u64>,
     /// It has what the next FRONTIER is to say.
@@ -498,6 +499,7 @@ impl<B: Clone> WriteLog<B> {
             epoch_memory: 0,
             pace: destage.pace,
             stored: frontier,
+            joins: 0,
             noting: None,
             untold: true,
             marker,
@@ -518,13 +520,6 @@ impl<B: Clone> WriteLog<B> {
         self.volumes.insert(attachment, volume);
         self.closes_late(attachment);
         self.divide();
-    }
-
-    /// An operator has given up what older records of a volume have beyond an end. It is said between its attach and what a start has found.
-    pub fn cut_off(&mut self, attachment: u32, cut: Option<Cut>) {
-        if let Some(volume) = self.volumes.get_mut(&attachment) {
-            volume.log.cut_off(cut);
-        }
     }
 
     /// Records of a volume are not needed any more. Returns what they held of the log, and their bytes.

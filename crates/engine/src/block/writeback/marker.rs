@@ -205,6 +205,16 @@ pub fn judge(read: Read, cache: &Cache, fault: Fault) -> Verdict {
     }
 }
 
+/// Whether the store beside a marker may be recovered. What its journal has, if it was written through one (`journaled`), is laid over the store that the
+/// marker is of, and over no other [samestore].
+///
+/// # Errors
+/// [`Why::OtherStore`].
+pub fn may_recover(marker: &Marker, journaled: bool) -> Result<(), Why> {
+    let dirty = marker.mark != Mark::Clean;
+    if marker.moved && dirty && journaled { Err(Why::OtherStore) } else { Ok(()) }
+}
+
 /// Without a marker this cache alone knows. `moved`: the store is another than that which it had.
 pub fn unmarked(holds: Holds, moved: bool) -> Verdict {
     match holds {

@@ -16,6 +16,7 @@
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound; how old what is dirty may become |
 //! | [`economy`] | what the write budget makes of it: slower, through, back again |
+//! | [`void`] | what of a volume's records does not count, by an operator's word |
 //! | [`words`] | how an order and a pace are said |
 //! | `extents`, `table`, `packed` | no decisions: the memory of the overlay, of what is kept of each record, and of what a start finds, in few bytes |
 //!
@@ -36,6 +37,7 @@ pub mod scan;
 pub mod segments;
 mod table;
 pub mod throttle;
+pub mod void;
 pub mod volume_log;
 pub mod words;
 

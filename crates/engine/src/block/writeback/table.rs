@@ -26,12 +26,21 @@ pub(super) struct Table<const N: usize> {
     open: Vec<[u64; N]>,
     /// Rows at the front that are gone.
     gone: usize,
+    /// Rows that were looked at.
+    #[cfg(test)]
+    pub(super) looks: std::cell::Cell<u64>,
 }
 
 impl<const N: usize> Default for Table<N> {
     fn default() -> Table<N> {
         const { assert!(N > 0 && N as u32 * (WIDTH + SHIFT) <= 64, "one word says all widths") }
-        Table { blocks: VecDeque::new(), open: Vec::new(), gone: 0 }
+        Table {
+            blocks: VecDeque::new(),
+            open: Vec::new(),
+            gone: 0,
+            #[cfg(test)]
+            looks: std::cell::Cell::default(),
+        }
     }
 }
 
@@ -71,6 +80,8 @@ impl<const N: usize> Table<N> {
 
     /// The block of a row, and which of it.
     fn place(&self, at: usize) -> (usize, usize) {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
         let at = at.saturating_add(self.gone);
         (at / BLOCK, at % BLOCK)
     }

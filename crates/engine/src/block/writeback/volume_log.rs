@@ -16,12 +16,12 @@
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 
-use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::{BLOCK, pieces};
 
 use super::overlay::{Dirty, Holds, Overlay, Stretch};
 use super::planted::{Fault, Planted};
 use super::table::Table;
+use super::void::Void;
 
 /// In which order dirty data comes to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,19 +143,6 @@ impl Logged {
     }
 }
 
-/// What counts of a record of these bytes, where an operator has given up what records have beyond an end.
-pub fn counts(cut: Option<Cut>, sequence: u64, range: Range<u64>) -> Range<u64> {
-    match cut.filter(|cut| sequence <= cut.last) {
-        Some(cut) => range.start.min(cut.end)..range.end.min(cut.end),
-        None => range,
-    }
-}
-
-/// Whether an operator has given up what cannot be read of the records up to this one.
-pub fn gives_up(cut: Option<Cut>, sequence: u64) -> bool {
-    cut.is_some_and(|cut| cut.unreadable && sequence <= cut.last)
-}
-
 /// Records that go to the store together: their positions. Between two of them the store is flushed.
 pub type Window = RangeInclusive<u64>;
 
@@ -177,10 +164,8 @@ pub struct VolumeLog {
     /// Records whose bytes cannot be read any more, and what of them shows.
     lost: BTreeSet<u64>,
     shows_lost: Overlay,
-    /// Records that cannot be read, and that an operator has given up: nothing of them counts.
-    given: BTreeSet<u64>,
-    /// What of older records does not count.
-    cut: Option<Cut>,
+    /// What of its records does not count.
+    void: Void,
     fault: Fault,
 }
 
@@ -198,8 +183,7 @@ impl VolumeLog {
             held: 0,
             lost: BTreeSet::new(),
             shows_lost: Overlay::default(),
-            given: BTreeSet::new(),
-            cut: None,
+            void: Void::default(),
             fault: Fault::default(),
         }
     }
@@ -209,53 +193,69 @@ impl VolumeLog {
         self.fault = fault;
     }
 
-    /// An operator has given up what records before it have beyond an end.
-    pub fn cut_off(&mut self, cut: Option<Cut>) {
-        self.cut = cut;
+    /// An operator has given this up of records that there are, or that a start will find.
+    pub fn set_void(&mut self, void: Void) {
+        self.void = void;
     }
 
-    /// What counts of a record of these bytes: what it has beyond the end of its store may have been given up.
+    /// What of its records does not count.
+    pub fn void(&self) -> &Void {
+        &self.void
+    }
+
+    /// What counts of a record of these bytes.
     pub fn counts(&self, sequence: u64, range: Range<u64>) -> Range<u64> {
-        match self.given.contains(&sequence) {
-            true => range.start..range.start,
-            false => counts(self.cut, sequence, range),
+        self.void.counts(sequence, range)
+    }
+
+    /// Records whose bytes cannot be read any more, and that were not given up.
+    pub fn lost(&self) -> impl Iterator<Item = u64> {
+        self.lost.iter().copied()
+    }
+
+    /// These of its records that cannot be read are given up as a whole: `overlay` shows what they were written over. Each record before the last of them is
+    /// looked at once.
+    pub fn give_up(&mut self, sequences: &[u64], overlay: &mut Overlay) {
+        let mut holes: Vec<(Range<u64>, u64)> = Vec::new();
+        let mut given = Vec::with_capacity(sequences.len());
+        for &sequence in sequences {
+            // (What could be read meanwhile stays.)
+            let Some(logged) = self.record(sequence).filter(|_| self.lost.remove(&sequence)) else {
+                continue;
+            };
+            let range = self.counts(sequence, logged.range());
+            stretches_of(overlay, &range, sequence, |stretch| holes.push((stretch, sequence)));
+            overlay.settle(range.clone(), sequence);
+            self.shows_lost.settle(range, sequence);
+            given.push(sequence);
         }
-    }
-
-    /// Whether an operator has given up what cannot be read of the records up to this one.
-    pub fn gives_up(&self, sequence: u64) -> bool {
-        gives_up(self.cut, sequence)
-    }
-
-    /// What gives up all that cannot be read of the records that there are, beside what was given up before; `None` where nothing says both: records that
-    /// came later may lie beyond an end behind which older ones do not count.
-    pub fn giving_up(&self) -> Option<Cut> {
-        let last = self.last();
-        let cut = self.cut.filter(|cut| self.frontier < cut.last);
-        let end = cut.map_or(u64::MAX, |cut| cut.end);
-        let mut later = cut.map_or(last, |cut| cut.last) + 1..=last;
-        let within = |at: u64| self.record(at).is_none_or(|logged| logged.range().end <= end);
-        later.all(within).then_some(Cut { end, last, unreadable: true })
-    }
-
-    /// What cannot be read of records up to a position is given up.
-    pub fn give_up(&mut self, cut: Cut) {
-        self.cut = Some(cut);
-        let kept = self.lost.split_off(&(cut.last + 1));
-        self.given.extend(std::mem::replace(&mut self.lost, kept));
-        self.show_lost();
+        self.void = self.void.with(given, None);
+        holes.sort_unstable_by_key(|(hole, _)| hole.start);
+        let last = holes.iter().map(|(_, of)| *of).max().unwrap_or(0);
+        for sequence in self.frontier + 1..last {
+            let Some(logged) = self.record(sequence) else { continue };
+            let range = self.counts(sequence, logged.range());
+            let first = holes.partition_point(|(hole, _)| hole.end <= range.start);
+            let within = holes[first..].iter().take_while(|(hole, _)| hole.start < range.end);
+            for (hole, _) in within.filter(|(_, of)| sequence < *of) {
+                let both = hole.start.max(range.start)..hole.end.min(range.end);
+                overlay.show(both.clone(), sequence, self.holds(&logged, sequence));
+                self.shows(both, sequence);
+            }
+        }
     }
 
     /// What its records show that are answered, as if they came again.
     pub fn shown(&self) -> Overlay {
         Overlay::of_records(self.frontier + 1..=self.acknowledged, |sequence| {
             let logged = self.record(sequence)?;
-            let holds = match self.lost.contains(&sequence) {
-                true => Holds::Unreadable,
-                false => logged.holds(),
-            };
-            Some((self.counts(sequence, logged.range()), holds))
+            Some((self.counts(sequence, logged.range()), self.holds(&logged, sequence)))
         })
+    }
+
+    /// What the record of this sequence shows.
+    fn holds(&self, logged: &Logged, sequence: u64) -> Holds {
+        if self.lost.contains(&sequence) { Holds::Unreadable } else { logged.holds() }
     }
 
     /// All records up to here are durable in the store.
@@ -309,51 +309,44 @@ impl VolumeLog {
         }
     }
 
-    /// The bytes of these records cannot be read any more. Returns whether some of them were given up for that, and how many bytes those had.
-    pub fn lose(&mut self, sequences: impl IntoIterator<Item = u64>) -> u64 {
-        let (before, mut given) = (self.lost.len(), 0);
+    /// The bytes of these records cannot be read any more, and what they still show in `overlay` neither.
+    pub fn lose(&mut self, sequences: impl IntoIterator<Item = u64>, overlay: &mut Overlay) {
         for sequence in sequences {
             let write = self.record(sequence).filter(|logged| logged.kind == Kind::Write);
-            let Some(logged) = write else { continue };
-            if self.gives_up(sequence) {
-                let range = self.counts(sequence, logged.range());
-                given += range.end - range.start;
-                self.given.insert(sequence);
-            } else {
-                self.lost.insert(sequence);
+            let Some(logged) = write.filter(|_| !self.void.has(sequence)) else { continue };
+            if !self.lost.insert(sequence) {
+                continue;
             }
+            let range = self.counts(sequence, logged.range());
+            overlay.lose(range.clone(), sequence);
+            let lost = &mut self.shows_lost;
+            let show = |stretch| lost.show(stretch, sequence, Holds::Unreadable);
+            stretches_of(overlay, &range, sequence, show);
         }
-        if self.lost.len() != before {
-            self.show_lost();
-        }
-        given
     }
 
     /// The bytes of this record can be read after all. Returns whether they could not.
-    pub fn find(&mut self, sequence: u64) -> bool {
+    pub fn find(&mut self, sequence: u64, overlay: &mut Overlay) -> bool {
         let was = self.lost.remove(&sequence);
-        if was {
-            self.show_lost();
+        if let Some(logged) = self.record(sequence).filter(|_| was) {
+            overlay.find(logged.range(), sequence);
+            self.shows_lost.settle(logged.range(), sequence);
         }
         was
     }
 
-    /// What of the records that cannot be read shows.
-    fn show_lost(&mut self) {
-        self.shows_lost = Overlay::default();
-        for sequence in self.lost.first().map_or(u64::MAX, |&first| first)..=self.acknowledged {
-            let Some(logged) = self.record(sequence) else { continue };
-            self.shows(&logged, sequence);
-        }
-    }
-
-    /// This is answered.
-    fn shows(&mut self, logged: &Logged, sequence: u64) {
-        let range = self.counts(sequence, logged.range());
+    /// This record shows here.
+    fn shows(&mut self, range: Range<u64>, sequence: u64) {
         match self.lost.contains(&sequence) {
             true => self.shows_lost.show(range, sequence, Holds::Unreadable),
             false => self.shows_lost.discard(range),
         }
+    }
+
+    /// Rows that were looked at so far.
+    #[cfg(test)]
+    pub fn looks(&self) -> u64 {
+        self.records.looks.get()
     }
 
     /// Bytes of what is answered that cannot be read any more.
@@ -408,11 +401,12 @@ impl VolumeLog {
     pub fn answer(&mut self, overlay: &mut Overlay) -> Option<Logged> {
         let sequence = self.acknowledged + 1;
         let logged = self.record(sequence)?;
+        let range = self.counts(sequence, logged.range());
         if !self.fault.is(Planted::ShownBeforeAnswered) {
-            overlay.show(logged.range(), sequence, logged.holds());
+            overlay.show(range.clone(), sequence, self.holds(&logged, sequence));
         }
         if !self.lost.is_empty() {
-            self.shows(&logged, sequence);
+            self.shows(range, sequence);
         }
         self.acknowledged = sequence;
         Some(logged)
@@ -591,11 +585,8 @@ impl VolumeLog {
         let mut versions = Overlay::default();
         for sequence in window.clone() {
             let Some(logged) = self.record(sequence) else { continue };
-            let holds = match self.lost.contains(&sequence) {
-                true => Holds::Unreadable,
-                false => logged.holds(),
-            };
-            versions.show(self.counts(sequence, logged.range()), sequence, holds);
+            let range = self.counts(sequence, logged.range());
+            versions.show(range, sequence, self.holds(&logged, sequence));
         }
         let mut writes = Vec::with_capacity(versions.extents());
         versions.look(0..u64::MAX, |stretch| {
@@ -619,12 +610,12 @@ impl VolumeLog {
             self.frontier += 1;
             self.held -= u64::from(logged.room());
             overlay.settle(logged.range(), self.frontier);
-            self.given.remove(&self.frontier);
             if self.lost.remove(&self.frontier) {
                 self.shows_lost.settle(logged.range(), self.frontier);
             }
             each(self.frontier, logged);
         }
+        self.void.let_go(self.frontier);
         while self.cuts.first().is_some_and(|[cut]| cut <= self.frontier) {
             self.cuts.pop();
         }
@@ -666,4 +657,17 @@ impl VolumeLog {
             self.promise(last);
         }
     }
+}
+
+/// Where a record shows in a range.
+fn stretches_of(
+    overlay: &Overlay,
+    range: &Range<u64>,
+    sequence: u64,
+    mut each: impl FnMut(Range<u64>),
+) {
+    overlay.look(range.clone(), |stretch| match stretch {
+        Stretch::Dirty(dirty) if dirty.sequence == sequence => each(dirty.at..dirty.at + dirty.len),
+        _ => {}
+    });
 }

@@ -39,8 +39,8 @@ pub(crate) const CALLS: [(&str, Call); 11] = [
         log.mark(of.attachment, "a mark", Bytes::new(b"a mark".to_vec()), asks);
     }),
     ("give_up_unreadable", |log, _, of, asks| {
-        if let Ok((_, cut)) = log.giving_up(of.attachment) {
-            log.give_up_unreadable(of.attachment, cut, asks);
+        if let Ok(giving) = log.giving_up(of.attachment) {
+            log.give_up_unreadable(of.attachment, &giving, asks);
         }
     }),
     ("afford", |log, now, _, asks| {

@@ -179,7 +179,7 @@ impl World {
                 ));
             }
         }
-        if frontier < volume.torn {
+        if frontier < volume.said_joins {
             return Ok(());
         }
         self.check_order(v, &image)

@@ -126,11 +126,27 @@ impl World {
         Ok(())
     }
 
-    /// It may be said of a volume that its store alone is no image, until all of what goes there now is there.
-    pub(super) fn joins(&mut self, v: usize) {
+    /// Something comes to the store of a volume: where that alone is no image until more of it is there, the marker says so.
+    pub(super) fn joins(&mut self, v: usize) -> Checked {
         let status = self.log.status(self.now, self.volumes[v].attachment);
-        if status.is_some_and(|status| status.joins) {
-            self.volumes[v].torn = self.volumes[v].log.len() as u64;
+        let joins = status.is_some_and(|status| status.joins);
+        if joins && self.frontier(v) >= self.volumes[v].said_joins {
+            return Err(format!("v{v}: the store is no image, and its marker does not say so"));
+        }
+        Ok(())
+    }
+
+    /// The marker of a volume says this durably.
+    pub(super) fn is_said(&mut self, v: usize, said: Said, frontier: u64) {
+        let volume = &mut self.volumes[v];
+        match said {
+            Said::Joins { last, closed } => {
+                volume.said_joins = last;
+                if closed {
+                    volume.said = Some((Said::Closed, frontier));
+                }
+            }
+            _ => volume.said = Some((said, frontier)),
         }
     }
 

@@ -55,13 +55,13 @@ impl World {
                 }
                 Io::Flush { mark, .. } if self.rng.chance(0.5) => self.device.flush(mark, true),
                 Io::Mark { volume, said, frontier } if self.rng.chance(0.5) => {
-                    self.volumes[volume].said = Some((said, frontier));
+                    self.is_said(volume, said, frontier);
                     if said == Said::Clean {
                         self.check_over(volume)?;
                     }
                 }
                 Io::Store { volume, dirty, lies } if self.rng.chance(0.5) => {
-                    self.joins(volume);
+                    self.joins(volume)?;
                     if let Some(Lies::Log(piece)) = &lies
                         && !self.reads(volume, dirty.sequence, piece)?
                     {
@@ -175,6 +175,7 @@ impl World {
 
     /// The log hears the names of the marks that it has, and of that which the store has.
     pub(super) fn knows_marks(&mut self, v: usize, frontier: u64) {
+        self.log.set_joins(self.volumes[v].attachment, self.volumes[v].said_joins);
         if let Some(mark) = self.mark_among(v, frontier) {
             self.log.had_mark(self.volumes[v].attachment, mark);
         }

@@ -301,3 +301,31 @@ fn sealed_garbage_never_panics() {
         }
     }
 }
+
+#[test]
+fn what_was_given_up_comes_back_and_takes_the_room_that_volumes_leave() {
+    let mut sb = logged();
+    sb.volumes[1].write_back =
+        sb.volumes[0].write_back.map(|w| WrittenBack { attachment: 2, volume: Uuid([9; 16]), ..w });
+    assert!(sb.give_up(9, &[(0, 7), (8, 8), (10, 1 << 50)]) && sb.give_up(2, &[(3, 4)]));
+    let whole = sb.encode();
+    assert_eq!(BlockSuperblock::decode(&whole), Ok(sb.clone()));
+    assert_eq!(sb.given_up_of(9), [(0, 7), (8, 8), (10, 1 << 50)]);
+    // What was of a volume that has gone is forgotten, and there is not room for any number.
+    sb.volumes[1].write_back = None;
+    let many: Vec<(u64, u64)> = (1..=MOST_GIVEN_UP as u64).map(|n| (2 * n, 2 * n)).collect();
+    let before = sb.clone();
+    assert!(!sb.give_up(9, &[&many[..], &[(9_000, 9_000)]].concat()) && sb == before);
+    assert!(sb.give_up(9, &many) && sb.given_up.len() == MOST_GIVEN_UP);
+    assert!(sb.most_volumes() < before.most_volumes());
+    assert_eq!(BlockSuperblock::decode(&sb.encode()), Ok(sb.clone()));
+    for (at, bytes) in [
+        (192, &[0xff; 4][..]),
+        (COPY_BYTES - 24, &[0; 4]),
+        (COPY_BYTES - 24, &[200]),
+        (COPY_BYTES - 16, &[0xff; 8]),
+    ] {
+        let stray = changed(&sb, at, bytes);
+        assert!(matches!(stray, Err(BlockSuperblockError::Field { .. })), "{at}: {stray:?}");
+    }
+}

@@ -224,16 +224,13 @@ pub struct WrittenBack {
     pub cut: Option<Cut>,
 }
 
-/// Records of a volume up to a sequence count below a byte alone: what they have behind it was given up, since its store ends there. Where only what
-/// cannot be read was given up that is no byte of the volume.
+/// Records of a volume up to a sequence count below a byte alone: what they have behind it was given up, since its store ends there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// The first byte of the volume that does not count.
     pub end: u64,
     /// The last record of which that is so, from 1.
     pub last: u64,
-    /// What of them cannot be read was given up too.
-    pub unreadable: bool,
 }
 
 impl WrittenBack {
@@ -252,8 +249,7 @@ impl WrittenBack {
         out[24..32].copy_from_slice(&self.began.to_le_bytes());
         out[32..40].copy_from_slice(&self.generation.to_le_bytes());
         out[40..48].copy_from_slice(&self.marker.to_le_bytes());
-        if let Some(Cut { end, last, unreadable }) = self.cut {
-            out[22] = unreadable.into();
+        if let Some(Cut { end, last }) = self.cut {
             out[48..56].copy_from_slice(&end.to_le_bytes());
             out[56..64].copy_from_slice(&last.to_le_bytes());
         }
@@ -291,7 +287,7 @@ impl WrittenBack {
             marker: le(&entry[40..48]),
             run: le(&entry[64..72]),
             order,
-            cut: (last > 0).then_some(Cut { end, last, unreadable: given == 1 }),
+            cut: (last > 0).then_some(Cut { end, last }),
         };
         let known = holds != HoldsState::Nothing;
         field("attachment number", found.attachment.into(), found.attachment > 0 || !known)?;

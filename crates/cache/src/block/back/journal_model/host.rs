@@ -5,12 +5,12 @@ use larder_engine::block::writeback::marker::{self, Again, Mark, Step, look_agai
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
 use larder_format::block::superblock::WrittenBack;
-use larder_volume::Backing as _;
+use larder_volume::Backing;
 use larder_volume::journal::{JournalError, JournalPlace, Use, region_over};
 use larder_volume::marker::{Found, MarkerPlace as _};
 use larder_volume::op::Op;
 
-use super::super::journal::{Coming, Journal, Kept, Of};
+use super::super::journal::{Coming, Journal, Kept, NotMarked, Of, unprobe};
 use super::super::recover::{RecoverError, RecoverWish, recover_at};
 use super::disk::{Current, Disk};
 use super::marked::Marked;
@@ -90,6 +90,8 @@ impl World {
             mark: None,
             order: MarkerOrder::Journaled,
             applied: 0,
+            joins: 0,
+            probes: false,
         }
     }
 
@@ -191,6 +193,10 @@ impl World {
                 judged.map_err(|why| {
                     NotDone::Wrong(format!("a start is refused: {why:?}, {said:?}"))
                 })?;
+                if said.is_some_and(|marker| marker.probes) {
+                    coming.journaled = false;
+                    unprobe(&self.store).map_err(failed)?;
+                }
                 if coming.journal.is_none() {
                     let opened = self.at().open(Use::Make).map_err(failed)?;
                     let journal = Journal::over(opened, &[holder.state().volume], self.fault());
@@ -246,10 +252,24 @@ impl World {
                 let says = self.says(&entry, number, state_of(mark), holder.frontier());
                 match mark {
                     Mark::Dirty(_) => {
-                        let written = coming.mark(&says, |says| marker.write(says));
-                        written.map_err(failed)?.map_err(failed)?;
+                        let (store, random) = (self.store.clone(), [self.rng.below(256) as u8; 16]);
+                        let of = (&store as &dyn Backing, random, holder.begins_anew());
+                        let marked = coming.mark(&says, of, |says| marker.write(says));
+                        if std::mem::take(&mut coming.also_marked) {
+                            holder.also_marked();
+                        }
+                        marked.map_err(|why| match why {
+                            NotMarked::Journal(why) => failed(why),
+                            NotMarked::Same(why) => failed(why),
+                            NotMarked::Marker(why) => failed(why),
+                        })?;
                     }
-                    _ => marker.write(&says).map_err(failed)?,
+                    _ => {
+                        if coming.probed {
+                            unprobe(&self.store).map_err(failed)?;
+                        }
+                        marker.write(&says).map_err(failed)?;
+                    }
                 }
             }
             Step::Answer => {

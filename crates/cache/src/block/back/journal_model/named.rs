@@ -10,8 +10,8 @@ use larder_format::block::marker::{Marker, MarkerState, Order};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::journal::{Use, region_over};
 
-use super::super::journal::{Doubt, Journal, Kept, Of, Work};
-use super::disk::{Disk, Power};
+use super::super::journal::{Coming, Doubt, Journal, Kept, Of, Work, unprobe};
+use super::disk::{Current, Disk, Power};
 
 const VOLUME: Uuid = Uuid([9; 16]);
 const CACHE: Uuid = Uuid([1; 16]);
@@ -42,6 +42,8 @@ fn marker(generation: u64) -> Marker {
         mark: None,
         order: Order::Journaled,
         applied: 0,
+        joins: 0,
+        probes: false,
     }
 }
 
@@ -138,4 +140,74 @@ fn an_epoch_that_a_flush_has_lost_is_durable_before_it_is_applied() {
     assert!(journal(&disk).apply(of(2), &store).unwrap().is_some());
     disk.crash();
     assert!(journal(&disk).apply(of(2), &store).unwrap().is_some());
+}
+
+/// A volume comes to be journaled for the first time, whose journal's place is the store itself (`same`) or not, and is killed at the I/O behind so many;
+/// then it comes again. False: it was not killed.
+fn comes_killed(same: bool, ios: u64) -> bool {
+    let power = Power::default();
+    let disk = |name| Disk::new(name, 128 << 20, &power, Rng::new(ios));
+    let store = disk("store");
+    let place = if same { store.clone() } else { disk("journal") };
+    let comes = |said: &mut Option<Marker>| -> Result<(), ()> {
+        let opened = region_over(Box::new(place.clone()), Use::Make).map_err(drop)?;
+        let journal = Journal::over(opened, &[VOLUME], Fault::default()).map_err(drop)?;
+        let mut coming = Coming { journal: Some(journal), ..Coming::default() };
+        let marked = coming.mark(&marker(2), (&store, [7; 16], true), |marker| {
+            if power.io() != Current::On {
+                return Err("no power");
+            }
+            *said = Some(marker.clone());
+            Ok(())
+        });
+        marked.map_err(drop)
+    };
+    let untouched =
+        || [0, 64 << 20].into_iter().all(|at| store.peek(at, 64 << 10).iter().all(|&b| b == 0));
+    let mut said = None;
+    power.goes_after(ios);
+    let came = comes(&mut said);
+    let killed = power.is_off();
+    store.crash();
+    place.crash();
+    power.comes_back();
+    if killed {
+        if said.as_ref().is_some_and(|marker: &Marker| marker.probes) {
+            unprobe(&store).unwrap();
+        }
+        assert!(untouched(), "killed at {ios}");
+        assert_eq!(comes(&mut said).is_ok(), !same, "killed at {ios}");
+    } else {
+        assert_eq!(came.is_ok(), !same);
+    }
+    assert!(untouched(), "killed at {ios}");
+    killed
+}
+
+#[test]
+fn a_kill_while_it_is_found_out_whether_a_journal_is_the_store_leaves_the_store_as_it_was() {
+    for same in [true, false] {
+        let kills = (0..).take_while(|&ios| comes_killed(same, ios)).count();
+        assert!(kills > 8, "{kills}");
+    }
+}
+
+#[test]
+fn a_store_whose_first_attach_was_cut_short_is_recovered_without_its_probe() {
+    let (store, place) = (disks().1, disks().1);
+    let mut memory = larder_volume::marker::memory::MemoryMarker::new().open(false);
+    memory.read().unwrap();
+    memory.write(&Marker { probes: true, ..marker(2) }).unwrap();
+    let mut at = region_over(Box::new(store.clone()), Use::Make).unwrap();
+    at.head().unwrap();
+    assert!(at.probe(Some(&larder_format::block::marker::probe([3; 16]))).unwrap());
+    let mut open = |volume| {
+        let place = region_over(Box::new(place.clone()), Use::Apply)?;
+        Journal::over(place, &[volume], Fault::default())
+    };
+    let wish = super::super::recover::RecoverWish::default();
+    let told =
+        super::super::recover::recover_at(&store, &mut *memory, &mut open, &wish, Fault::default());
+    assert!(told.is_ok_and(|told| told.recovered && told.torn.is_none()));
+    assert_eq!(store.peek(0, 512), vec![0; 512]);
 }

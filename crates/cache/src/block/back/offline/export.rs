@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
 
 use super::super::super::open::{CacheError, open_device, read_superblock};
-use super::{Left, MOST_LISTED, overlay};
+use super::{Left, MOST_LISTED, listed, overlay};
 
 /// Bytes that are copied at a time.
 const COPY: usize = 1 << 20;
@@ -184,8 +184,8 @@ fn write_all(
     let left = left.zip(attachment);
     let volume =
         left.as_ref().map(|(left, attachment)| left.volume(*attachment)).unwrap_or_default();
-    let cut = left.as_ref().and_then(|(left, attachment)| left.cuts.get(attachment).copied());
-    let shows = overlay(&volume, cut);
+    let void = left.as_ref().map(|(left, attachment)| left.void(*attachment)).unwrap_or_default();
+    let shows = overlay(&volume, &void);
     let mut dirty = Vec::with_capacity(shows.extents());
     shows.look(0..u64::MAX, |stretch| {
         if let Stretch::Dirty(one) = stretch {
@@ -250,8 +250,8 @@ fn write_all(
             return Err(say(error));
         }
     }
-    for lost in &volume.unreadable {
-        done.lost(lost.offset, lost.length);
+    for lost in listed(&volume, &void) {
+        done.lost(lost.start, lost.end - lost.start);
     }
     Ok(true)
 }

@@ -24,7 +24,7 @@ const MOST_KEPT: u64 = 64 << 20;
 /// A marker that could not be written is written again after so long.
 const MARK_PAUSE: Nanos = Nanos::from_secs(1);
 
-/// What a marker is to say of a volume whose log has failed.
+/// What a marker is to say of a volume: of one whose log has failed, or that joins what may not come to the store at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
     /// The log has failed: what is durable in it counts, and no slot of the volume.
@@ -33,6 +33,13 @@ pub enum Said {
     Closed,
     /// The store has everything.
     Clean,
+    /// What it said before, and that until the store has all up to this record it alone may be no image.
+    Joins {
+        /// That record.
+        last: u64,
+        /// The log has failed: it says `Closed`.
+        closed: bool,
+    },
 }
 
 /// Bytes of a record's payload.
@@ -261,6 +268,10 @@ impl<B: Clone> WriteLog<B> {
         let Some(closing) = volume.closing.as_ref().filter(|c| !c.stands && !volume.halted) else {
             return;
         };
+        if volume.destager.is_saying() {
+            // One at a time.
+            return;
+        }
         let (noting, clean) = (volume.destager.is_noting(), volume.is_clean());
         // What cannot be read keeps it from its end: nobody can write over it any more.
         if closing.begun && closing.wants.is_none() && !closing.under_way {
@@ -299,6 +310,10 @@ impl<B: Clone> WriteLog<B> {
         asks: &mut Asks<B>,
     ) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        if volume.destager.is_saying() {
+            self.said(now, attachment, done, out, asks);
+            return self.ask_marker(now, attachment, out, asks);
+        }
         let Some(closing) = volume.closing.as_mut().filter(|closing| closing.under_way) else {
             return;
         };

@@ -51,7 +51,7 @@ pub enum Asked<B> {
     FlushJournal,
     /// Read these records, so that they are copied out of the way: [`WriteLog::parked`].
     Park(Parks),
-    /// Have the marker say this, with the frontier: [`WriteLog::marked`].
+    /// Have the marker say this, with the frontier: [`WriteLog::marked`]. One at a time.
     Mark(Said, u64),
 }
 
@@ -91,7 +91,8 @@ pub struct Status {
     pub unlisted: bool,
     /// Bytes that could not be read and were given up by an operator's word, since the start.
     pub given_up: u64,
-    /// What is on its way to the store has something newer in place of what cannot be read: until it is there the store alone is no image.
+    /// What is on its way to the store, or was when a run ended, has something newer in place of what cannot be read: until it is there the store alone may be
+    /// no image.
     pub joins: bool,
     /// For want of write budget it is answered no faster than its store.
     pub slowed: bool,
@@ -120,6 +121,9 @@ struct Takes<'a> {
     journal: Option<(u64, u64, Vec<Dirty>)>,
     flush_journal: bool,
     note: Option<u64>,
+    /// The volume has a marker, and what that is to say of a window that joins.
+    marked: bool,
+    joins: Option<u64>,
 }
 
 impl<'a> Takes<'a> {
@@ -141,6 +145,8 @@ impl<'a> Takes<'a> {
             journal: None,
             flush_journal: false,
             note: None,
+            marked: false,
+            joins: None,
         }
     }
 }
@@ -161,6 +167,10 @@ impl destager::Effects for Takes<'_> {
         };
         self.listing = fits.then_some(after);
         fits
+    }
+    fn joins(&mut self, last: u64) -> bool {
+        self.joins = Some(last).filter(|_| self.marked);
+        self.marked
     }
     fn store(&mut self, _piece: u32, dirty: Dirty) {
         self.store.push(dirty);
@@ -274,6 +284,18 @@ impl<B: Clone> WriteLog<B> {
         });
     }
 
+    /// The marker says, or does not, that until a window is over the store alone is no image.
+    pub(super) fn said(
+        &mut self,
+        now: Nanos,
+        attachment: u32,
+        done: bool,
+        out: &mut Vec<Asked<B>>,
+        asks: &mut Asks<B>,
+    ) {
+        self.destage(now, attachment, out, asks, |v, takes| v.destager.said(now, done, takes));
+    }
+
     fn destage(
         &mut self,
         now: Nanos,
@@ -289,6 +311,7 @@ impl<B: Clone> WriteLog<B> {
         volume.destager.halt(volume.halted);
         let bad = (volume.bad.clone(), lists);
         let mut takes = Takes::new(&mut self.memory, attachment, volumes, bad);
+        takes.marked = volume.marked;
         let idle = volume.destager.is_idle();
         f(volume, &mut takes);
         if volume.destager.is_idle() {
@@ -299,6 +322,13 @@ impl<B: Clone> WriteLog<B> {
             volume.listing = None;
         } else if let Some(listing) = takes.listing {
             volume.listing = Some(listing);
+        }
+        if volume.destager.joins() {
+            volume.joins = volume.joins.max(volume.destager.last().unwrap_or(0));
+        }
+        if let Some(last) = takes.joins {
+            let closed = volume.closing.is_some();
+            out.push(Asked::Mark(Said::Joins { last, closed }, volume.log.frontier()));
         }
         let piece = |dirty: &Dirty| volume.lies(&self.config, &self.kept, dirty);
         out.extend(takes.store.iter().map(|dirty| Asked::Store(*dirty, piece(dirty))));
@@ -422,13 +452,26 @@ impl<B: Clone> WriteLog<B> {
             is_stopped: unlisted || volume.stops(self.counts_durable(), self.lists(attachment)),
             unlisted,
             given_up: volume.given_up,
-            joins: volume.destager.joins(),
+            joins: volume.joins > log.frontier(),
             slowed: volume.is_slowed(),
             missed_marks: volume.missed_marks,
             off_mark: volume.off_mark,
             no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
             large_mark: volume.large_mark(),
         })
+    }
+
+    /// A marker says that until the store of a volume has all up to this record it alone may be no image.
+    pub fn set_joins(&mut self, attachment: u32, last: u64) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            volume.joins = volume.joins.max(last.min(volume.log.last()));
+        }
+    }
+
+    /// What a marker is to say of that; 0 if the store is an image.
+    pub fn joins(&self, attachment: u32) -> u64 {
+        let joins = |volume: &&Attached| volume.joins > volume.log.frontier();
+        self.volumes.get(&attachment).filter(joins).map_or(0, |volume| volume.joins)
     }
 
     /// Bytes that are on their way to stores and journals.

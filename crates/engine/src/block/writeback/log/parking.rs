@@ -314,16 +314,15 @@ impl<B: Clone> WriteLog<B> {
             volume.log.moved(sequence, place);
             volume.parked.push([sequence, parking.generation]);
             if lost {
-                volume.overlay.lose(logged.range(), sequence);
                 volume.sums.lose(sequence);
             } else {
                 // What could not be read where it was can be read here.
-                found |= volume.find(sequence, logged.range());
+                found |= volume.find(sequence);
             }
             self.segments.let_go(logged.batch);
         }
         if !lost.is_empty() || found {
-            volume.loses(lost);
+            volume.log.lose(lost, &mut volume.overlay);
             volume.destager.makes_anew();
         }
     }

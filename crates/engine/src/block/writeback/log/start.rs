@@ -27,9 +27,9 @@ impl<B: Clone> WriteLog<B> {
         for bad in &found.unreadable {
             // All of them are of records up to the frontier that lists them.
             let range = bad.offset..bad.offset + bad.length;
-            match volume.log.gives_up(found.frontier) {
+            match volume.log.void().lists(found.frontier) {
                 true => volume.given_up += bad.length,
-                false => volume.bad.add(volume.log.counts(found.frontier, range)),
+                false => volume.bad.add(volume.log.void().within_end(found.frontier, range)),
             }
         }
         for dirty in found.records.each() {
@@ -70,15 +70,18 @@ impl<B: Clone> WriteLog<B> {
                 volume.marks.found(record.sequence, volume.log.covers(record.sequence));
                 continue;
             }
+            let whole = logged.at..logged.at + logged.len;
+            if volume.log.void().has(sequence) {
+                let given = volume.log.void().within_end(sequence, whole);
+                volume.given_up += given.end - given.start;
+                continue;
+            }
             if kind == Kind::Write && !dirty.entry.readable {
-                match volume.log.gives_up(sequence) {
-                    true => volume.given_up += volume.log.lose([sequence]),
-                    false => lost.push(sequence),
-                }
+                lost.push(sequence);
             }
         }
-        volume.log.lose(lost);
         volume.overlay = volume.log.shown();
+        volume.log.lose(lost, &mut volume.overlay);
         if self.start == Start::Started {
             volume.log.recovered();
         }

@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use larder_format::block::superblock::Cut;
 use larder_format::block::write_log::frontier::MAX_UNREADABLE;
 use larder_format::block::write_log::{Extent, SegmentGeometry};
 
 use super::super::overlay::Dirty;
 use super::super::planted::Planted;
+use super::super::void::Void;
 use super::super::volume_log::Order;
 use super::{Asks, WriteLog};
 
@@ -32,11 +32,19 @@ pub enum NotGivenUp {
         "its write log has failed, and what is dirty comes to its store as far as it can be read"
     )]
     Closed,
-    /// Nothing can say it beside what was given up before.
-    #[error(
-        "what older writes have beyond a former end was given up: have those come to its store first"
-    )]
-    Cut,
+}
+
+/// What an operator may give up of a volume now: what is known not to be readable, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivingUp {
+    /// Bytes of which reads fail.
+    pub bytes: u64,
+    /// What the superblock is to say of the volume before it is given up, with what was given up before.
+    pub void: Void,
+    /// Records, ascending, and the bytes of each.
+    records: Vec<(u64, Range<u64>)>,
+    /// Bytes whose records are gone.
+    bad: Vec<Range<u64>>,
 }
 
 /// How many stretches a FRONTIER of a log with such segments lists at most.
@@ -100,6 +108,11 @@ impl Unreadable {
         all.map(cut).filter(|range| !range.is_empty())
     }
 
+    /// All of them, in order.
+    pub(super) fn all(&self) -> impl Iterator<Item = Range<u64>> {
+        self.all.iter().map(|(&from, &to)| from..to)
+    }
+
     /// As a FRONTIER lists them.
     pub(super) fn listed(&self) -> Vec<Extent> {
         self.all.iter().map(|(&offset, &end)| Extent { offset, length: end - offset }).collect()
@@ -132,46 +145,73 @@ impl<B: Clone> WriteLog<B> {
             return;
         }
         volume.unread.remove(&dirty.sequence);
-        let Some(logged) = volume.log.record(dirty.sequence) else { return };
-        volume.overlay.lose(logged.range(), dirty.sequence);
-        volume.loses([dirty.sequence]);
+        volume.log.lose([dirty.sequence], &mut volume.overlay);
         volume.destager.makes_anew();
     }
 
-    /// What of a volume cannot be read any more, in bytes, and what the superblock is to say of it before it is given up.
+    /// An operator has given this up of older records of a volume. It is said between its attach and what a start has found.
+    pub fn set_void(&mut self, attachment: u32, void: Void) {
+        if let Some(volume) = self.volumes.get_mut(&attachment) {
+            volume.log.set_void(void);
+        }
+    }
+
+    /// What of a volume cannot be read any more, and what the superblock is to say before that is given up.
     ///
     /// # Errors
     /// Why it cannot be.
-    pub fn giving_up(&self, attachment: u32) -> Result<(u64, Cut), NotGivenUp> {
+    pub fn giving_up(&self, attachment: u32) -> Result<GivingUp, NotGivenUp> {
         let volume = self.volumes.get(&attachment).ok_or(NotGivenUp::Gone)?;
         if self.closed.is_some() {
             return Err(NotGivenUp::Closed);
         }
-        let cut = volume.log.giving_up().ok_or(NotGivenUp::Cut)?;
-        Ok((volume.unreadable_bytes(), cut))
+        let range = |n: u64| Some((n, volume.log.record(n)?.range()));
+        let records: Vec<(u64, Range<u64>)> = volume.log.lost().filter_map(range).collect();
+        let next = volume.listing.as_ref().filter(|_| volume.destager.is_noting());
+        let bad: Vec<Range<u64>> =
+            [Some(&volume.bad), next].into_iter().flatten().flat_map(Unreadable::all).collect();
+        // (What the next FRONTIERs list is not known yet. They list nothing of this.)
+        let listed = (!volume.bad.is_empty()).then(|| volume.log.frontier());
+        let void = volume.log.void().with(records.iter().map(|(n, _)| *n), listed);
+        Ok(GivingUp { bytes: volume.unreadable_bytes(), void, records, bad })
     }
 
-    /// An operator gives up what of a volume cannot be read, and the superblock says so durably: what it had been written over shows there again, from the
-    /// log or the store. Returns how many bytes that are.
-    pub fn give_up_unreadable(&mut self, attachment: u32, cut: Cut, asks: &mut Asks<B>) -> u64 {
-        let Some(volume) = self.volumes.get_mut(&attachment) else { return 0 };
-        let bytes = volume.unreadable_bytes();
-        let lost = volume.log.unreadable_bytes() > 0;
-        volume.log.give_up(cut);
-        volume.bad = Unreadable::default();
-        // What the window that is under way leaves out was written before.
-        volume.listing = volume.listing.take().map(|_| Unreadable::default());
-        volume.unread.clear();
-        volume.given_up += bytes;
-        if lost {
-            volume.overlay = volume.log.shown();
+    /// An operator gives up what of a volume was known not to be readable, and the superblock says so durably: what it had been written over shows there
+    /// again, from the log or the store. Returns how many bytes that are, and what the superblock is to say now: less where some could be read meanwhile.
+    pub fn give_up_unreadable(
+        &mut self,
+        attachment: u32,
+        giving: &GivingUp,
+        asks: &mut Asks<B>,
+    ) -> (u64, Void) {
+        let Some(volume) = self.volumes.get_mut(&attachment) else {
+            return (0, giving.void.clone());
+        };
+        let before = volume.unreadable_bytes();
+        // What became of the records meanwhile: a window may have left them out.
+        let gone = volume.log.frontier();
+        let bad = giving.bad.iter().cloned();
+        let left = giving.records.iter().filter(|(sequence, _)| *sequence <= gone);
+        for range in bad.chain(left.map(|(_, range)| range.clone())) {
+            volume.bad.remove(range);
         }
+        if let Some(listing) = &mut volume.listing {
+            // What the window that is under way leaves out was written before.
+            let records = giving.records.iter().map(|(_, range)| range.clone());
+            giving.bad.iter().cloned().chain(records).for_each(|range| listing.remove(range));
+        }
+        let records: Vec<u64> = giving.records.iter().map(|(sequence, _)| *sequence).collect();
+        volume.log.give_up(&records, &mut volume.overlay);
+        let void = volume.log.void().with([], giving.void.listed());
+        volume.log.set_void(void.clone());
+        let bytes = before.saturating_sub(volume.unreadable_bytes());
+        volume.given_up += bytes;
         volume.destager.makes_anew();
         volume.untold = true;
         // Whoever calls writes nothing: the thread that destages does.
         self.mark_waits = true;
         asks.steps.push(attachment);
-        bytes
+        (bytes, void)
     }
 
     /// How many bytes keep all of a volume from coming to its store, since they cannot be read and nothing was written over them.
@@ -218,23 +258,10 @@ impl super::Attached {
             && next(false).is_none()
     }
 
-    /// These records cannot be read any more.
-    pub(super) fn loses(&mut self, sequences: impl IntoIterator<Item = u64>) {
-        let given = self.log.lose(sequences);
-        self.given_up += given;
-        if given > 0 {
-            self.overlay = self.log.shown();
-        }
-    }
-
     /// A record lies where it can be read. Returns whether it counted as lost.
-    pub(super) fn find(&mut self, sequence: u64, range: Range<u64>) -> bool {
+    pub(super) fn find(&mut self, sequence: u64) -> bool {
         self.unread.remove(&sequence);
-        let was = self.log.find(sequence);
-        if was {
-            self.overlay.find(range, sequence);
-        }
-        was
+        self.log.find(sequence, &mut self.overlay)
     }
 
     /// Bytes of which reads fail.

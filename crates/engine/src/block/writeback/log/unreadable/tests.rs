@@ -9,11 +9,11 @@ use larder_format::block::write_log::pieces;
 use proptest::prelude::*;
 
 use super::super::super::destager::{Config as Destage, Pace};
-use super::super::super::overlay::Overlay;
+use super::super::super::overlay::{Overlay, Stretch};
 use super::super::super::recovery::Volume;
 use super::super::super::scan::Scan;
 use super::super::super::volume_log::{Grain, Kind, Logged, VolumeLog};
-use super::super::{Append, Asked, Asks, Attach, Config, Found, Lies, Piece, Sums};
+use super::super::{Append, Asked, Asks, Attach, Config, Found, Lies, Piece, Said, Sums};
 use super::*;
 use crate::block::api::OpId;
 
@@ -45,7 +45,7 @@ proptest! {
 /// A volume that ends at its first byte that does not count, and what a FRONTIER lists of it.
 fn cut_at(end: u64, last: u64) -> WriteLog<Vec<u8>> {
     let mut log = log(Order::Any, SEGMENT, 16);
-    log.cut_off(1, Some(Cut { end, last, unreadable: false }));
+    log.set_void(1, Void::new(Some(Cut { end, last }), &[]));
     log
 }
 
@@ -65,11 +65,11 @@ fn what_is_listed_beyond_an_end_that_was_given_up_does_not_count() {
 #[test]
 fn what_is_lost_beyond_an_end_that_was_given_up_stops_nothing() {
     let mut volume = VolumeLog::new(Order::Ordered(Grain::Flush), 0);
-    volume.cut_off(Some(Cut { end: 2 * BLOCK, last: 1, unreadable: false }));
+    volume.set_void(Void::new(Some(Cut { end: 2 * BLOCK, last: 1 }), &[]));
     let mut overlay = Overlay::default();
     let logged = |at, len| Logged { at, len, kind: Kind::Write, batch: 1, place: 0 };
     volume.recover(logged(BLOCK, 3 * BLOCK), 0, &mut overlay);
-    volume.lose([1]);
+    volume.lose([1], &mut overlay);
     assert_eq!(volume.unreadable_bytes(), BLOCK);
     assert_eq!(volume.next(1, u64::MAX, false, false), None);
     // All of it that counts is written again.
@@ -152,10 +152,12 @@ fn what_cannot_be_read_and_is_given_up_shows_what_was_there_before_and_stops_not
         let status = log.status(now, 1).unwrap();
         assert_eq!((status.unreadable, log.cannot_drain(1)), (2 * BLOCK, Some(2 * BLOCK)));
         assert_eq!(status.is_stopped, order != Order::Any);
-        let (bytes, cut) = log.giving_up(1).unwrap();
+        let giving = log.giving_up(1).unwrap();
+        let bytes = giving.bytes;
         assert_eq!(bytes, 2 * BLOCK);
         let mut asks = Asks::default();
-        assert_eq!(log.give_up_unreadable(1, cut, &mut asks), bytes);
+        let given = log.give_up_unreadable(1, &giving, &mut asks);
+        assert_eq!(given, (bytes, giving.void), "{order:?}");
         // An operator's thread carries out no write: nothing may wait for one.
         assert!(asks.writes.is_empty() && asks.flush.is_none() && asks.steps == [1]);
         let mut found = Vec::new();
@@ -178,7 +180,7 @@ fn what_cannot_be_read_and_is_given_up_shows_what_was_there_before_and_stops_not
 #[test]
 fn what_was_given_up_is_so_after_a_restart_and_later_losses_are_not() {
     let mut log = log(Order::Any, SEGMENT, 16);
-    log.cut_off(1, Some(Cut { end: u64::MAX, last: 5, unreadable: true }));
+    log.set_void(1, Void::new(None, &[(0, 5)]));
     let unreadable = vec![Extent { offset: 0, length: BLOCK }];
     let found = Volume { frontier: 5, last: 5, unreadable, ..Volume::default() };
     log.recover(NOW, 1, &found, &Scan::default());
@@ -187,6 +189,147 @@ fn what_was_given_up_is_so_after_a_restart_and_later_losses_are_not() {
     let later = Volume { frontier: 6, last: 6, ..found };
     log.recover(NOW, 1, &later, &Scan::default());
     assert_eq!(log.status(NOW, 1).unwrap().unreadable, BLOCK);
+}
+
+/// The second of two writes fails after a yes that was said to the first.
+#[test]
+fn a_yes_gives_up_only_what_was_known_not_to_be_readable_when_it_was_said() {
+    let mut log = log(Order::Ordered(Grain::Flush), SEGMENT, 16);
+    write(&mut log, 1, 0..BLOCK);
+    write(&mut log, 2, BLOCK..2 * BLOCK);
+    let mut now = NOW;
+    let mut fails = |log: &mut WriteLog<Vec<u8>>| {
+        for _ in 0..READ_TRIES + 1 {
+            destage(log, now, |_| false);
+            now = now + Nanos::from_secs(10);
+        }
+        log.status(now, 1).unwrap()
+    };
+    assert_eq!(fails(&mut log).unreadable, BLOCK);
+    let giving = log.giving_up(1).unwrap();
+    assert_eq!(giving.void.given_up(), [(1, 1)]);
+    log.give_up_unreadable(1, &giving, &mut Asks::default());
+    let status = fails(&mut log);
+    assert_eq!((status.given_up, status.unreadable), (BLOCK, BLOCK), "{status:?}");
+    // So it is after a restart.
+    let mut overlay = Overlay::default();
+    let mut volume = VolumeLog::new(Order::Ordered(Grain::Flush), 0);
+    volume.set_void(Void::new(None, &giving.void.given_up()));
+    for n in 0..2 {
+        volume.recover(logged(n * BLOCK, BLOCK), 0, &mut overlay);
+    }
+    volume.lose([1, 2], &mut overlay);
+    assert_eq!((volume.unreadable_bytes(), overlay.bytes()), (BLOCK, BLOCK));
+}
+
+/// The first of two writes cannot be read, and the second has all of its bytes again.
+#[test]
+fn what_makes_a_store_no_image_is_said_before_and_after_a_restart_until_all_of_it_is_there() {
+    let mut log = log(Order::Ordered(Grain::Flush), SEGMENT, 16);
+    write(&mut log, 1, 0..BLOCK);
+    let mut now = NOW;
+    for _ in 0..READ_TRIES + 1 {
+        destage(&mut log, now, |_| false);
+        now = now + Nanos::from_secs(10);
+    }
+    write(&mut log, 2, BLOCK..2 * BLOCK);
+    write(&mut log, 3, 0..BLOCK);
+    let steps = |log: &mut WriteLog<Vec<u8>>, now| {
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.step(now, 1, &mut out, &mut asks);
+        carry(log, asks);
+        out
+    };
+    let wants = Asked::Mark(Said::Joins { last: 3, closed: false }, 0);
+    assert_eq!(log.joins(1), 0);
+    for done in [false, true] {
+        let out = steps(&mut log, now);
+        assert_eq!(out, std::slice::from_ref(&wants), "nothing goes to the store before");
+        assert!(log.status(now, 1).unwrap().joins && log.joins(1) == 3);
+        let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.marked(now, 1, done, &mut out, &mut asks);
+        assert_eq!(out.iter().any(|one| matches!(one, Asked::Store(..))), done, "{out:?}");
+        now = now + Nanos::from_secs(10);
+    }
+    // A start with what that marker says.
+    let mut log = self::log(Order::Ordered(Grain::Flush), SEGMENT, 16);
+    for op in 1..4 {
+        write(&mut log, op, 0..BLOCK);
+    }
+    log.set_joins(1, 9);
+    assert!(log.status(now, 1).unwrap().joins && log.joins(1) == 3, "no more than there is");
+    destage(&mut log, now, |_| true);
+    assert!(!log.status(now, 1).unwrap().joins && log.joins(1) == 0);
+}
+
+fn logged(at: u64, len: u64) -> Logged {
+    Logged { at, len, kind: Kind::Write, batch: 1, place: 0 }
+}
+
+/// How many rows of the log are looked at for the loss of one record in its midst, and when it is found again.
+fn looks(records: u64) -> (u64, u64) {
+    let (mut volume, mut overlay) = (VolumeLog::new(Order::Any, 0), Overlay::default());
+    for n in 0..records {
+        volume.recover(logged(n * BLOCK, BLOCK), 0, &mut overlay);
+    }
+    volume.lose([1], &mut overlay);
+    let before = volume.looks();
+    volume.lose([records / 2], &mut overlay);
+    let lost = volume.looks();
+    assert_eq!(volume.unreadable_bytes(), 2 * BLOCK);
+    assert!(volume.find(records / 2, &mut overlay));
+    assert_eq!(volume.unreadable_bytes(), BLOCK);
+    (lost - before, volume.looks() - lost)
+}
+
+#[test]
+fn a_loss_costs_what_is_lost_and_not_what_there_is() {
+    assert_eq!(looks(200), looks(20_000));
+}
+
+/// A volume of these records, of which some are void and some lost.
+fn volume_of(records: &[(u64, u64)], void: Void, lost: &[u64]) -> (VolumeLog, Overlay) {
+    let (mut volume, mut overlay) = (VolumeLog::new(Order::Any, 0), Overlay::default());
+    volume.set_void(void);
+    for (at, len) in records {
+        volume.recover(logged(*at, *len), 0, &mut overlay);
+    }
+    volume.lose(lost.iter().copied(), &mut overlay);
+    (volume, overlay)
+}
+
+proptest! {
+    #[test]
+    fn what_is_given_up_shows_what_would_be_there_without_it(
+        records in prop::collection::vec((0..40u64, 1..24u64), 1..30),
+        picks in prop::collection::vec((0..30u64, any::<bool>()), 0..20),
+    ) {
+        let there = |n: &u64| *n < records.len() as u64;
+        let all: Vec<(u64, bool)> = picks.into_iter().filter(|(n, _)| there(n)).collect();
+        let mut lost: Vec<u64> = all.iter().map(|(n, _)| n + 1).collect();
+        let mut given: Vec<u64> = all.iter().filter(|(_, g)| *g).map(|(n, _)| n + 1).collect();
+        lost.sort_unstable();
+        given.sort_unstable();
+        given.dedup();
+        let (mut volume, mut overlay) = volume_of(&records, Void::default(), &lost);
+        volume.give_up(&given, &mut overlay);
+        let runs: Vec<(u64, u64)> = given.iter().map(|&n| (n, n)).collect();
+        let (want, shows) = volume_of(&records, Void::new(None, &runs), &lost);
+        let stretches = |overlay: &Overlay| {
+            let mut all = Vec::new();
+            overlay.look(0..100, |stretch| all.push(stretch));
+            all
+        };
+        // (What lies side by side may be in pieces.)
+        let bytes = |all: Vec<Stretch>| all.into_iter().flat_map(|stretch| match stretch {
+            Stretch::Clean(_, len) => vec![None; len as usize],
+            Stretch::Dirty(d) => vec![Some((d.sequence, d.holds)); d.len as usize],
+        }).collect::<Vec<_>>();
+        assert_eq!(bytes(stretches(&overlay)), bytes(stretches(&shows)));
+        assert_eq!(overlay.bytes(), shows.bytes());
+        assert_eq!(volume.unreadable_bytes(), want.unreadable_bytes());
+        assert_eq!(volume.void(), want.void());
+    }
 }
 
 const NOW: Nanos = Nanos::from_secs(1);
@@ -283,6 +426,7 @@ fn destage(log: &mut WriteLog<Vec<u8>>, now: Nanos, reads: impl Fn(&Dirty) -> bo
                     log.stored(now, 1, outcome, &mut out, &mut asks);
                 }
                 Asked::Flush => log.store_flushed(now, 1, Some(1), &mut out, &mut asks),
+                Asked::Mark(Said::Joins { .. }, _) => log.marked(now, 1, true, &mut out, &mut asks),
                 other => panic!("{other:?}"),
             }
             asked.extend(out);
