@@ -469,10 +469,8 @@ impl Medium for FileMedium {
     }
 
     fn named_by_store(&self) -> Option<NamedPlace> {
-        let value = self.image.as_ref()?.attribute().get().ok()??;
-        // (A value that is no path was written by something else.)
-        let path = Path::new(OsStr::from_bytes(&value)).to_owned();
+        let path = self.image.as_ref()?.names_marker()?;
         let is_this = path == self.path;
-        path.is_absolute().then_some(NamedPlace { path, is_this })
+        Some(NamedPlace { path, is_this })
     }
 }

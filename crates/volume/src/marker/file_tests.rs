@@ -247,6 +247,29 @@ fn an_image_that_is_renamed_without_its_marker_says_that_there_was_one() {
     assert!(String::from_utf8(value).unwrap().ends_with("moved.larder"));
 }
 
+/// By a name that is too long, as by one that is mounted as a single file, it has no place beside it: it knows where that is.
+#[test]
+fn an_image_has_its_marker_also_by_a_name_that_has_no_place() {
+    let bench = Bench::with(1);
+    if !bench.has_attributes() {
+        return;
+    }
+    let long = "x".repeat(250);
+    fs::hard_link(bench.path("disk"), bench.path(&long)).unwrap();
+    for look in [true, false] {
+        let options = PlaceOptions { look, ..PlaceOptions::default() };
+        let mut place = marker_place(&bench.open(&long), &options).unwrap();
+        assert_eq!(read(&mut *place), there(1));
+        assert!(place.named_by_store().unwrap().is_this);
+    }
+    fs::remove_file(bench.path("disk.larder")).unwrap();
+    assert_eq!(read(&mut *bench.place(&long)), Found::Absent { was: true });
+    let image = bench.open(&long).image().unwrap();
+    image.attribute().set(None).unwrap();
+    let none = marker_place(&bench.open(&long), &PlaceOptions::default()).map(|_| ());
+    assert!(matches!(none, Err(MarkerIoError::NoPlace { .. })), "{none:?}");
+}
+
 /// As far as the copy keeps attributes. One that does not cannot be told from an image that never had a marker; one with the
 /// marker has it as it was, and its identity tells them apart.
 #[test]

@@ -1,8 +1,10 @@
 //! What a file store says of its image: where it is, and an attribute by which the image itself remembers that it has a marker.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,6 +46,13 @@ pub struct Image {
 }
 
 impl Image {
+    /// Where it says that its marker is. (A value that is no path was written by something else.)
+    pub(super) fn names_marker(&self) -> Option<PathBuf> {
+        let value = self.attribute().get().ok()??;
+        let path = Path::new(OsStr::from_bytes(&value)).to_owned();
+        path.is_absolute().then_some(path)
+    }
+
     /// An open image, by the path that it was opened by. A block device has no attribute.
     pub(crate) fn new(
         path: &Path,

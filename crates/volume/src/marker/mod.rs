@@ -293,7 +293,14 @@ impl Unopened {
         match store.parse::<Uri>() {
             Ok(Uri::File { .. }) => match image {
                 Some(image) if !image.is_device() => {
-                    Ok(Box::new(Place::new(file::FileMedium::beside(&store, image, options.look)?)))
+                    let says = image.names_marker();
+                    match (file::FileMedium::beside(&store, image.clone(), options.look), says) {
+                        // By this name (mounted as a single file, a name that is too long) it has no place, and by another it had one.
+                        (Err(MarkerIoError::NoPlace { .. }), Some(path)) => {
+                            named(Some(image), peer, &format!("file:{}", path.display()), &options)
+                        }
+                        (medium, _) => Ok(Box::new(Place::new(medium?))),
+                    }
                 }
                 _ => Err(none("it is a block device")),
             },

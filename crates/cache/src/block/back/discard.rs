@@ -198,11 +198,14 @@ pub fn discard(wish: &DiscardWish, store: Option<&dyn Backing>) -> Result<Discar
             told.fenced = true;
         }
     } else {
+        if let Some(store) = store {
+            is_its(wish, store, &sb, &record)?;
+        }
         if !wish.yes {
             return Ok(told);
         }
         if let Some(store) = store {
-            told.fenced = clean(wish, store, &sb, &record)?;
+            told.fenced = clean(wish, store, &sb)?;
         }
         let volume = &mut sb.volumes[at];
         (volume.state, volume.identity) = (VolumeState::Detached, [0; 64]);
@@ -307,12 +310,44 @@ fn read_marker(
     }
 }
 
+/// A store that is named for what is given up is the volume's: it has a marker of that volume, made beside it.
+fn is_its(
+    wish: &DiscardWish,
+    store: &dyn Backing,
+    sb: &BlockSuperblock,
+    record: &WrittenBack,
+) -> Result<(), DiscardError> {
+    let of = |e: MarkerIoError| DiscardError::Recover(e.into());
+    let Some(mut place) = place(wish, store).map_err(of)? else { return Ok(()) };
+    let marker = match place.read().map_err(of)? {
+        Found::There(marker) => marker,
+        Found::Absent { was: false } if !wish.moved => {
+            let reason = format!(
+                "its cache was written beside a marker, and {} has none: this is another store, or its marker was removed. Name the volume's store or the \
+                 marker's place; or do without the store, which then stays as it is",
+                store.place()
+            );
+            return Err(volume_error(&wish.volume, reason).into());
+        }
+        _ => return Ok(()),
+    };
+    if marker.state != MarkerState::Clean && marker.cache != sb.uuid {
+        return Ok(());
+    }
+    of_volume(wish, &*place, &marker, (sb, record))?;
+    if is_moved(store, &*place, &marker, wish.moved) {
+        let why = Refused::Marker(Why::OtherStore);
+        let found = Some(&*marker);
+        return Err(refused(&wish.volume, why, &place.describe(), found, &sb.volumes).into());
+    }
+    Ok(())
+}
+
 /// The marker of a volume of which nothing stays is clean, unless another cache has the volume. Returns whether no copy of this one counts.
 fn clean(
     wish: &DiscardWish,
     store: &dyn Backing,
     sb: &BlockSuperblock,
-    record: &WrittenBack,
 ) -> Result<bool, DiscardError> {
     let of = |e: MarkerIoError| DiscardError::Recover(e.into());
     {
@@ -324,7 +359,6 @@ fn clean(
                 return Ok(true);
             }
             Found::Absent { was: false } => return Ok(false),
-            Found::There(marker) => of_volume(wish, &*place, &marker, (sb, record))?,
             _ => {}
         }
     }

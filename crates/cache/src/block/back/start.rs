@@ -199,6 +199,9 @@ pub(super) fn none_dirty(
     let mut place = match look(None) {
         Ok(place) => place,
         Err(error @ MarkerIoError::Unreachable { .. }) => return Err(marker_error(name, &error)),
+        Err(error @ MarkerIoError::Option { .. }) => {
+            return Err(fail(format!("its store has a marker: {error}")));
+        }
         Err(_) => return Ok(()),
     };
     let named = place.named_by_store().filter(|named| !named.is_this);

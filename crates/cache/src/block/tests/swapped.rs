@@ -275,6 +275,36 @@ fn what_is_dirty_of_one_volume_is_not_given_up_with_another() {
 }
 
 #[test]
+fn what_is_dirty_is_given_up_with_no_other_file_than_its_store() {
+    let dir = TempDir::new().unwrap();
+    dirty(dir.path(), false, &["a"]);
+    let wish = |yes, moved| DiscardWish {
+        cache: dir.path().join("cache"),
+        volume: "a".into(),
+        yes,
+        moved,
+        ..DiscardWish::default()
+    };
+    let other = dir.path().join("other.img");
+    std::fs::write(&other, std::fs::read(dir.path().join("a.img")).unwrap()).unwrap();
+    for (marked, why) in [(false, "has none"), (true, "is not the one that it had")] {
+        if marked {
+            std::fs::copy(dir.path().join("a.img.larder"), dir.path().join("other.img.larder"))
+                .unwrap();
+        }
+        let store = open_store(other.clone());
+        // What is only asked is refused as well.
+        for yes in [false, true] {
+            let said = discard(&wish(yes, false), Some(&*store)).unwrap_err().to_string();
+            assert!(said.contains(why), "{said}");
+        }
+    }
+    all_is_there(builder(dir.path(), &OWN), &[("a", 1)]);
+    let store = open_store(other);
+    assert!(discard(&wish(true, true), Some(&*store)).unwrap().done);
+}
+
+#[test]
 fn a_store_that_names_another_marker_is_not_recovered_by_what_lies_beside_it() {
     let dir = TempDir::new().unwrap();
     dirty(dir.path(), true, &["a"]);
