@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::GroupId;
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::{Census, Lines};
 use larder_engine::block::node::owners::Whose;
@@ -52,6 +53,12 @@ impl Rounds {
                 "the file of the cache, '{}', was removed: what is cached is served until the daemon stops, and is gone then",
                 cache.path().display()
             );
+            if cache.back.get().is_some() {
+                // No other start finds what is dirty there: it comes to the stores while it can be read.
+                tell_log(cache, now, |log, asks| {
+                    log.close(now, "the file of the cache was removed", asks);
+                });
+            }
         }
         if now >= self.look_at_state_dir {
             cache.look_at_state_dir();

@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = defaults::SHARDS)]
     shards: u32,
     /// Bytes of the write log, which volumes that write back need (`larder block serve --write back:ORDER`), in segments of 8 MiB, 64 MiB at
-    /// least: what is written while the stores cannot keep up, a few GiB for bursts of seconds, more for minutes. Lines have so much less room [default: none]
+    /// least: what is written while the stores cannot keep up, a few GiB for bursts of seconds, more for minutes. Lines have so much less room. Not with --placement sparse [default: none]
     #[arg(long, value_name = "SIZE")]
     write_log: Option<ByteSize>,
     /// Go on though something is on it already: that is lost
@@ -63,6 +63,12 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let line = u32::try_from(args.line.0)
         .map_err(|_| CliError::Usage(format!("--line {}: 64k is the most", args.line)))?;
     if let Some(size) = args.write_log {
+        if matches!(args.placement, Placement::Sparse(_)) {
+            return Err(CliError::Usage(format!(
+                "--write-log {size}: a cache of --placement {} has no place for a write log: choose direct, set:W or full, or leave --write-log out",
+                args.placement
+            )));
+        }
         WriteLogArea::of(0, size.0, 512)
             .map_err(|e| CliError::Usage(format!("--write-log {size}: {e}")))?;
     }

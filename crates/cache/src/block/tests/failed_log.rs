@@ -205,3 +205,20 @@ fn without_a_marker_a_flush_fails_once_the_log_has() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+#[test]
+fn what_is_dirty_in_a_cache_whose_file_is_removed_comes_to_its_store() {
+    for order in ORDERS {
+        let dir = TempDir::new().unwrap();
+        let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        disk.write(LINE, [7; LINE as usize]).wait().unwrap();
+        disk.flush().wait().unwrap();
+        assert!(cache.core().back_status("disk").unwrap().status.dirty > 0);
+        std::fs::remove_file(dir.path().join("cache")).unwrap();
+        goes_through(&cache);
+        let store = std::fs::read(dir.path().join("disk")).unwrap();
+        assert!(store[LINE as usize..2 * LINE as usize].iter().all(|&b| b == 7), "{order:?}");
+        assert_eq!(marker(dir.path()), MarkerState::Clean);
+    }
+}

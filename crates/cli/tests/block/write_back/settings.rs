@@ -228,6 +228,13 @@ fn a_write_log_has_a_size_that_can_be() {
         has(&message, words);
         assert!(!cache.exists(), "{size}: something was made");
     }
+    for placement in ["sparse", "sparse:1g"] {
+        let path = cache.to_str().unwrap();
+        let size = ["--size", "256m", "--write-log", "64m", "--placement", placement];
+        let (code, message) = larder(&[&["format", path][..], &size].concat());
+        assert!(code == Some(2) && !cache.exists(), "{message}");
+        has(&message, &["--placement sparse", "no place for a write log", "set:W"]);
+    }
     let (code, message) = format("127m");
     assert!(code == Some(2) && !cache.exists(), "{message}");
     has(&message, &["--size 128 MiB less --write-log 127 MiB", "1 MiB are too few"]);
