@@ -10,6 +10,7 @@ mod journaled;
 mod kept;
 mod left;
 mod losses;
+mod periodic;
 mod piled;
 mod refused;
 mod rules;

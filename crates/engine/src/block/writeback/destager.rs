@@ -24,7 +24,7 @@ pub enum Pace {
     /// As soon as there is one.
     #[default]
     Async,
-    /// So long after the one before began.
+    /// So long after those before began: all that was answered by then.
     Periodic(Nanos),
     /// When the log holds as much of the volume as it may.
     AtBound,
@@ -145,6 +145,8 @@ pub struct Destager {
     in_place: bool,
     /// When the window began.
     began: Option<Nanos>,
+    /// Of [`Pace::Periodic`]: when it was last time for windows, and the last record that was answered then.
+    round: Option<(Nanos, u64)>,
     /// There was no memory for an epoch that was due.
     starved: bool,
     pause: Nanos,
@@ -178,6 +180,7 @@ impl Destager {
             epoch,
             in_place: false,
             began: None,
+            round: None,
             starved: false,
             pause: PAUSE.0,
             failures: 0,
@@ -298,7 +301,7 @@ impl Destager {
         (self.skips, self.joins, self.said, self.anew) = (false, false, false, false);
         self.pieces = Vec::new();
         // The next one is begun whatever its time is: something of this may be in the store.
-        self.began = None;
+        (self.began, self.round) = (None, None);
     }
 
     fn is_void(&self) -> bool {
@@ -320,7 +323,7 @@ impl Destager {
         match (self.phase, self.config.pace) {
             (Phase::Paused(until), _) => Some(until),
             (Phase::Idle, Pace::Periodic(every)) if !self.starved => {
-                self.began.map(|began| Nanos(began.0 + every.0))
+                self.round.map(|(began, _)| Nanos(began.0 + every.0))
             }
             _ => None,
         }
@@ -346,23 +349,22 @@ impl Destager {
             Phase::Writing => return self.tell(fx),
             _ => return,
         }
-        let due = match (self.config.pace, self.began) {
-            (Pace::Periodic(every), Some(began)) => now.0 >= began.0 + every.0,
-            (Pace::AtBound, _) => false,
-            (Pace::Async, _) | (Pace::Periodic(_), None) => true,
+        let due = match self.config.pace {
+            Pace::Periodic(every) => {
+                if self.round.is_none_or(|(began, _)| now.0 >= began.0 + every.0) {
+                    self.round = Some((now, log.acknowledged()));
+                }
+                self.round.is_some_and(|(_, last)| log.frontier() < last)
+            }
+            Pace::AtBound => false,
+            Pace::Async => true,
         };
         if !due && !hurry && !self.starved {
             return;
         }
         let journaled = matches!(self.config.order, Order::Journaled(_));
         let most = if journaled { fx.epoch(self.most()) } else { self.most() };
-        let Some(window) = self.choose(log, durable, (most, pressed), fx) else {
-            // In vain: it is tried again in its time, not at once.
-            if let (Pace::Periodic(_), true) = (self.config.pace, due) {
-                self.began = Some(now);
-            }
-            return;
-        };
+        let Some(window) = self.choose(log, durable, (most, pressed), fx) else { return };
         self.each = each(&self.pieces);
         let epoch = self.pieces.iter().map(Dirty::memory).sum();
         self.starved = journaled && !fx.takes(epoch);
