@@ -747,8 +747,8 @@ impl NbdSession {
         let index = self.links.iter().position(Link::takes_requests)?;
         let at = match (self.trouble.is_some(), self.store.reach.hangs()) {
             (true, true) => self.links[index].heard()?,
-            (true, false) => return None,
-            (false, _) => self.store.heard.last() + QUIET,
+            // (Also where another of its connections was lost: a server that stops takes no new one, and waits for this one.)
+            _ => self.store.heard.last() + QUIET,
         };
         Some((index, at))
     }

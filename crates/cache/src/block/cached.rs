@@ -113,7 +113,8 @@ impl Cached {
             && volume.writes_back();
         let submit = Submit { volume, ticket, op, holds };
         self.queue.submit(&*self.cache, self.cache.now(), &mut self.io, submit);
-        if !logged && self.piled.is_full(Batch::SERVERS.submit) {
+        // Who does all I/O on its own thread says when that is.
+        if !logged && !self.io.by_hand && self.piled.is_full(Batch::SERVERS.submit) {
             self.flush(Instant::now());
         }
     }

@@ -131,7 +131,7 @@ fn what_could_not_be_read_and_was_given_up_stays_so_when_what_lies_beyond_the_en
     left(dir);
     let daemon = Daemon::start(dir, &["--write", HELD]);
     let mut s = session_of(dir, "disk");
-    write(&mut *s, 32 << 20, 4096, 3);
+    write(&mut *s, 28 << 20, 4096, 3);
     drop(s);
     daemon.kill();
     rot(dir);
