@@ -85,7 +85,7 @@ pub(super) struct Carrier {
     /// Detached volumes that were let go of so far.
     gone: u64,
     /// This thread does all I/O itself, when it is asked for: no descriptor says that something has ended.
-    by_hand: bool,
+    pub by_hand: bool,
 }
 
 impl Carrier {
