@@ -137,7 +137,7 @@ class Bench:
             Path(self.path(old)).unlink(missing_ok=True)
         shutil.rmtree(self.path("state"), ignore_errors=True)
         output([self.options.larder, "block", "format", str(cache), "--size", f"{self.options.cache_mib}m",
-                *(["--write-log", "512m"] if mode else []), "--yes"])
+                *(["--write-log", f"{self.options.log_mib}m"] if mode else []), "--yes"])
         back = []
         if mode:
             back = ["--write", mode, "--marker", f"disk={self.path('marker')}"]
@@ -188,6 +188,7 @@ def main():
     parser.add_argument("--delay-ms", type=int, default=1, help="of the store (default: %(default)s)")
     parser.add_argument("--size-mib", type=int, default=16384, help="of the volume, sparse (default: %(default)s)")
     parser.add_argument("--cache-mib", type=int, default=2048, help="of the cache device (default: %(default)s)")
+    parser.add_argument("--log-mib", type=int, default=512, help="of the write log, of a cache device that has one (default: %(default)s)")
     parser.add_argument("--serve", action="append", default=[], help="another flag for `larder block serve`")
     parser.add_argument("--folder", help="where the files lie (default: a new one under TMPDIR)")
     parser.add_argument("--json", help="write the results there too")

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests" /
 from volume import Nbd  # noqa: E402
 
 MIB = 1 << 20
-LOG_MIB = 512
+# What a client writes in a second stays below half of the bound, where answers begin to be delayed.
+LOG_MIB = 6144
 FORMAT = "{larder} block format {cache} --size {size}m --write-log {log}m --yes"
 SERVE = "{larder} block serve --cache {cache} --volume disk={uri} --listen unix:{socket} --state-dir {state} --admission all"
 # A store that is away for the length of a measurement is not waited for: servers are killed, and begin anew.
@@ -77,7 +78,7 @@ class WriteBack:
         return Killed(self.process(command, self.path("journal"), self.bench.log))
 
     def larder(self, peer, more=()):
-        words = {"larder": self.options.larder, "cache": self.path("wb-cache"), "size": 2 * LOG_MIB, "log": LOG_MIB,
+        words = {"larder": self.options.larder, "cache": self.path("wb-cache"), "size": LOG_MIB + 1024, "log": LOG_MIB,
                  "uri": f"nbd+unix:///?socket={self.path('store')}", "socket": self.path("wb"), "state": self.path("wb-state")}
         run = {"check": True, "stdin": subprocess.DEVNULL, "stdout": self.bench.log, "stderr": self.bench.log}
         # Cache and marker say that the killed one holds something.
@@ -184,13 +185,18 @@ class WriteBack:
                 path.unlink()
             out = {"value": side["iops"], "p99_ms": side["clat_ns"]["percentile"]["99.000000"] / 1e6,
                    "longest_ms": side["clat_ns"]["max"] / 1e6, "gap_ms": gap, "memory_mib": server.memory() / MIB,
-                   # What the store takes of so many clients at once, if its flush costs nothing.
-                   "formula": depth / (delay / 1000)}
+                   "formula": self.formula(peer, depth, delay)}
             if before and after and after[1] > before[1]:
                 out["flash_per_byte"] = (after[0] - before[0]) / (after[1] - before[1])
             return out
 
         self.note(f"held at the bound qd{depth}, {delay} ms", peer, **self.served(peer, delay, measure, more))
+
+    def formula(self, peer, depth, delay):
+        """Writes/s of the design, by what the store without a cache was measured to take: a window of grain=completion is as wide as the client's
+        queue, and waits for one write and one flush; else 64 writes are on their way at once, and write-through has the client's queue there."""
+        what, times = {"back:ordered,grain=completion": ("fsync x1", depth), "write-through": (f"rand qd{depth}", 1)}.get(peer, ("rand qd64", 1))
+        return self.median(f"{what}, {delay} ms", "bare store", "value") * times
 
     def flash(self, peer):
         """Bytes written to flash and by clients so far."""
