@@ -604,7 +604,7 @@ impl<S: Service> Worker<S> {
     fn take_answers(&mut self) {
         while let Some(answer) = self.service.pop() {
             self.answer(answer);
-            if self.answered.is_full(Batch::SERVERS.send) {
+            if self.answered.is_full(Batch::BLOCKS.send) {
                 self.send_replies();
             }
         }

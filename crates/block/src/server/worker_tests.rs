@@ -197,7 +197,7 @@ fn of_many_answers_some_are_sent_before_the_others() {
     let mut bench = Bench::with(128);
     let mut client = bench.connect();
     bench.worker.service.client = Some(client.try_clone().unwrap());
-    let send = Batch::SERVERS.send;
+    let send = Batch::BLOCKS.send;
     let count = u64::from(send) + 6;
     let requests: Vec<u8> =
         (0..count).flat_map(|cookie| request(command::READ, 0, cookie, 0, LEN)).collect();

@@ -394,7 +394,7 @@ impl<S: Service, P: Port> Worker<S, P> {
         while let Some(answer) = self.service.pop() {
             let mut told = self.answer(answer);
             if told.is_ok()
-                && self.answered.is_full(Batch::SERVERS.send)
+                && self.answered.is_full(Batch::BLOCKS.send)
                 && let Some(serving) = &mut self.serving
             {
                 told = serving.port.submit();

@@ -620,7 +620,7 @@ impl<S: Service> Device<S> {
     fn take_answers(&mut self) {
         while let Some(answer) = self.service.pop() {
             self.answer(answer);
-            if self.answered.is_full(Batch::SERVERS.send) {
+            if self.answered.is_full(Batch::BLOCKS.send) {
                 self.tell_guest();
             }
         }

@@ -114,7 +114,7 @@ impl Cached {
         let submit = Submit { volume, ticket, op, holds };
         self.queue.submit(&*self.cache, self.cache.now(), &mut self.io, submit);
         // Who does all I/O on its own thread says when that is.
-        if !logged && !self.io.by_hand && self.piled.is_full(Batch::SERVERS.submit) {
+        if !logged && !self.io.by_hand && self.piled.is_full(Batch::BLOCKS.submit) {
             self.flush(Instant::now());
         }
     }

@@ -208,7 +208,7 @@ impl Service for PassThrough {
         match self.session(volume) {
             Ok(index) => {
                 self.sessions[index].submit(ticket, op);
-                if self.piled.is_full(Batch::SERVERS.submit) {
+                if self.piled.is_full(Batch::BLOCKS.submit) {
                     self.flush(Instant::now());
                 }
             }

@@ -587,7 +587,7 @@ impl<S: Store> Worker<S> {
             Some(ring) if self.backlog.is_empty() => {
                 if ring.submit(key as u64, span.offset, span.len).is_err() {
                     self.backlog.push_back((key, span));
-                } else if self.asked.is_full(Batch::SERVERS.submit) {
+                } else if self.asked.is_full(Batch::OBJECTS.submit) {
                     ring.flush();
                 }
             }
@@ -652,7 +652,7 @@ impl<S: Store> Worker<S> {
             if let Some(ring) = &mut self.ring {
                 ring.recycle(done);
             }
-            if self.ended.is_full(Batch::SERVERS.send) {
+            if self.ended.is_full(Batch::OBJECTS.send) {
                 self.tell_watchers();
                 self.send_answers();
             }

@@ -34,7 +34,7 @@ fn a_cache_starts_some_reads_before_the_others_are_submitted() {
     let volume = bench.cache.volumes()[0].volume().clone();
     let mut lane =
         Lane::new(bench.cache.clone(), bench.cache.mailboxes.len() - 2, RingChoice::Auto).unwrap();
-    let few = u64::from(Batch::SERVERS.submit);
+    let few = u64::from(Batch::BLOCKS.submit);
     for at in 0..few - 1 {
         lane.submit(&volume, at, read(at), BlockKind::Unknown);
     }
@@ -63,7 +63,7 @@ fn without_a_cache_some_requests_start_before_the_others_are_submitted() {
     let mut poll = Poll::new().unwrap();
     let mut events = Events::with_capacity(16);
     let mut service = PassThrough::new(poll.registry().try_clone().unwrap(), 0);
-    let few = u64::from(Batch::SERVERS.submit);
+    let few = u64::from(Batch::BLOCKS.submit);
     for at in 0..few - 1 {
         service.submit(&volume, at, read(at));
     }
