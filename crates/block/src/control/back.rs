@@ -289,9 +289,12 @@ impl Control {
         })?;
         if !done {
             if late.get() {
-                return Err(too_late(&trouble()));
+                let troubles = self.cache.back_status(name).map(|back| back.troubles);
+                let marker = troubles.iter().flatten().next().map(|what| format!("; {what}"));
+                let store = Some(trouble()).filter(|what| !what.is_empty());
+                return Err(too_late(&store.or(marker).unwrap_or_default()));
             }
-            return Err(refused(format!("interrupted: volume '{name}' writes back as before")));
+            return Err(refused(format!("interrupted: volume '{name}' writes as before")));
         }
         let mode = self.cache.back_status(name).map(|back| back.config.to_string());
         tracing::info!(
@@ -302,11 +305,26 @@ impl Control {
     }
 
     /// A consistency point of a volume.
-    pub(super) fn mark(&self, volume: &str, name: &str, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+    pub(super) fn mark(
+        &self,
+        volume: &str,
+        name: &str,
+        timeout: Duration,
+        go_on: GoOn<'_>,
+    ) -> Result<Value, Refusal> {
         check_mark(name).map_err(|message| Refusal { message, usage: true })?;
-        let mut hear = || go_on(Progress::default());
+        let begun = Instant::now();
+        let mut late = false;
+        let mut hear = || {
+            late = begun.elapsed() >= timeout;
+            !late && go_on(Progress::default())
+        };
         let sequence = self.cache.mark(volume, name, &mut hear)?.ok_or_else(|| {
-            refused(format!("volume '{volume}': the mark was not waited for: it may still come"))
+            let why = match late {
+                true => format!("is not durable after {} s", timeout.as_secs()),
+                false => "was not waited for".to_owned(),
+            };
+            refused(format!("volume '{volume}': the mark {why}: it may still come"))
         })?;
         Ok(json!({ "volume": volume, "mark": name, "sequence": sequence }))
     }

@@ -39,6 +39,7 @@ use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
 
 use super::attached::Attached;
+use super::attended::lock_wanted;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
@@ -377,7 +378,10 @@ impl Core {
         })?;
         let Some((cache, record, known)) = found else { return Ok(()) };
         match wish.back {
-            Some(_) => self.write_back(&volume, record, cache, wish, None, false),
+            Some(_) => {
+                let comes = (None, false);
+                self.write_back(&volume, record, cache, wish, comes, &mut |_| true)
+            }
             None => {
                 let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
                 let drains = closed || !self.is_enabled();
@@ -403,6 +407,11 @@ impl Core {
         name: &str,
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<bool, CacheError> {
+        let left = self.back_status(name).map_or(0, |now| now.status.held.0);
+        self.attended(left, go_on, |go_on| self.brings(name, go_on))
+    }
+
+    fn brings(&self, name: &str, go_on: &mut dyn FnMut(u64) -> bool) -> Result<bool, CacheError> {
         let fail =
             |reason: &str| CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() };
         self.attached(name)?;
@@ -501,7 +510,11 @@ impl Core {
     ) -> Result<Option<bool>, CacheError> {
         let Some((back, written)) = self.back_of(&volume.name) else { return Ok(None) };
         let machine = if written.shown { Holder::left } else { machine };
-        let mut holder = machine(written.held(back, self.now()), Fault::default());
+        // (Who looks at the marker may have it.)
+        let Some(number) = lock_wanted(&written.number).map(|number| *number) else {
+            return Ok(Some(false));
+        };
+        let mut holder = machine(written.held(back, self.now(), number), Fault::default());
         let mut way = Way::of(self, back, volume, written.clone());
         let done = way.carry_out(&mut holder, go_on);
         match done {
@@ -568,7 +581,10 @@ impl Core {
             (Some(_), None) if self.saves(name).is_some() => Err(fail(
                 "the write budget is used up: it writes back by itself when there is budget again",
             )),
-            _ => self.changes_over(&volume, wish, go_on),
+            _ => {
+                let left = self.back_status(name).map_or(0, |now| now.status.held.0);
+                self.attended(left, go_on, |go_on| self.changes_over(&volume, wish, go_on))
+            }
         }
     }
 
@@ -610,7 +626,9 @@ impl Core {
                 let Some((cache, record)) = found.filter(|_| self.is_enabled()) else {
                     return Err(fail("it is to write back, and the cache is not used"));
                 };
-                self.write_back(volume, record, cache, wish, None, true).map(|()| true)
+                let done = self.write_back(volume, record, cache, wish, (None, true), go_on);
+                // (It may have failed for not being waited for.)
+                if done.is_err() && !go_on(0) { Ok(false) } else { done.map(|()| true) }
             }
         }
     }
