@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use larder_base::Nanos;
 use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::{ForDevice, call_log, tell_log};
 use larder_engine::block::writeback::holder::{Comer, Holder, Logged, Refused, mark_of};
@@ -12,9 +13,9 @@ use larder_engine::block::writeback::recovery::RecoveredPacked;
 use larder_engine::block::writeback::{Fault, destager, scan};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
-use larder_format::block::superblock::WrittenBack;
+use larder_format::block::superblock::{WriteLogArea, WrittenBack};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
-use larder_runtime::{AlignedBuf, Device as _};
+use larder_runtime::{AlignedBuf, Device as _, Payload};
 use larder_volume::journal::{Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions};
 use larder_volume::{Backing, Flushing, Timeouts};
@@ -118,7 +119,8 @@ fn refused_alone(why: Refused, place: &str, host: &str) -> String {
         ),
         Refused::Marker(Why::NoMarker) => format!(
             "this cache may hold writes of it that the store does not have, and {place} is gone or damaged, so nothing says that they still count: \
-             put it back"
+             put it back. If it is lost for good, export what is dirty over a copy of the store: that is the volume as it was; then have this cache discard what it \
+             holds, and put the copy in the place of the store"
         ),
         Refused::Marker(Why::MarkerLost) => format!(
             "there was a marker of write-back, and {place} is gone or damaged: put it back, or have its store recovered, \
@@ -127,11 +129,12 @@ fn refused_alone(why: Refused, place: &str, host: &str) -> String {
         Refused::Marker(Why::SetBack) => format!(
             "{place} and this cache are not of one time: one of the two is an older copy. Is there a newer copy of the cache, or of the store with its \
              marker? Use that: nothing is lost then. If there is none, have its store recovered as one that was set back, which gives up what any \
-             cache holds"
+             cache holds (where only the cache is older, a plain recovery does too)"
         ),
-        Refused::Kept => "this cache may hold writes of it that its store does not have: serve it as a volume that writes back, so that they come \
-                          there"
-            .to_owned(),
+        Refused::Kept(order) => format!(
+            "this cache may hold writes of it that its store does not have: serve it as {BACK}{}, as it was, so that they come there",
+            order_words(order)
+        ),
         Refused::Gap => "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of \
                          them"
             .to_owned(),
@@ -255,9 +258,18 @@ pub(super) fn place_to_look(
     asking.open(store, &options).map_err(|error| marker_error(name, &error))
 }
 
-/// Where a marker is, in words.
-fn described(place: Option<&dyn MarkerPlace>) -> String {
-    place.map_or_else(|| "the marker".to_owned(), MarkerPlace::describe)
+/// Where a marker is, in words. Of one that is not `there` the store may say that it is elsewhere: it may have several names.
+pub(super) fn described(place: Option<&dyn MarkerPlace>, there: bool) -> String {
+    let Some(place) = place else { return "the marker".to_owned() };
+    let named = place.named_by_store().filter(|named| !there && !named.is_this);
+    match named {
+        Some(named) => format!(
+            "{} (the store says that its marker is '{}': serve it by the name that it has beside that one)",
+            place.describe(),
+            named.path.display()
+        ),
+        None => place.describe(),
+    }
 }
 
 /// What a marker says, if it is there, and whether its volume is refused.
@@ -307,7 +319,9 @@ pub(super) fn read_marker(
 ) -> Result<SaidThere, CacheError> {
     let (said, judged) = judge_marker((name, store), holder, place.as_deref_mut(), vouched)?;
     let said = said.as_deref();
-    judged.map_err(|why| refused(name, why, &described(place.as_deref()), said, known))?;
+    judged.map_err(|why| {
+        refused(name, why, &described(place.as_deref(), said.is_some()), said, known)
+    })?;
     let taken = |v: &VolumeRecord| {
         v.name != name && v.write_back.is_some_and(|w| w.volume == holder.state().volume)
     };
@@ -360,13 +374,13 @@ pub(in crate::block) fn check_through(
         {
             tracing::warn!(
                 "volume '{name}': {} says that a cache may hold writes that the store does not have: it is read as it was before them",
-                described(place.as_deref())
+                described(place.as_deref(), true)
             );
             Ok(holder)
         }
-        judged => judged
-            .map(|()| holder)
-            .map_err(|why| refused(name, why, &described(place.as_deref()), said, known)),
+        judged => judged.map(|()| holder).map_err(|why| {
+            refused(name, why, &described(place.as_deref(), said.is_some()), said, known)
+        }),
     }
 }
 
@@ -437,16 +451,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let mut scanned = scan::scan(&area, sb.uuid, &mut read);
     let found = scanned.recover_packed(&asked, Fault::default());
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
-    let config = Config {
-        cache: sb.uuid,
-        run: run.unwrap_or(sb.epoch),
-        at: area.at,
-        geometry: area.geometry,
-        segments: area.segments,
-        depth: defaults::LOG_DEPTH,
-        memory: core.config.fill_memory.0,
-        wall: super::unix_nanos().saturating_sub(core.now().0),
-    };
+    let config = log_config(core, sb.uuid, run.unwrap_or(sb.epoch), &area);
     let log = match asked.is_empty() && scanned.batches.is_empty() {
         true => WriteLog::new(config),
         false => WriteLog::found(config, &found, &scanned),
@@ -486,9 +491,47 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     }
     // What was read may not be durable yet, and counts from now on.
     core.device.sync()?;
-    // The first batch of this run makes void what a crash may still bring back of the last.
-    let mut asked = ForDevice::default();
-    call_log(&**core, None, |log, asks| log.start(asks), |first| asked = first);
+    begin_log(core, &mut |told| {
+        let mut asked = ForDevice::default();
+        call_log(&**core, None, |log, asks| told.by(core.now(), log, asks), |more| asked = more);
+        asked
+    })?;
+    match core.back.get().is_some_and(|back| back.log().is_started()) {
+        true => Ok(()),
+        false => Err(no_room()),
+    }
+}
+
+/// What a log is told that begins.
+pub(super) enum Told {
+    Start,
+    Written(u64),
+    Flushed(u64),
+}
+
+impl Told {
+    pub(super) fn by(self, now: Nanos, log: &mut WriteLog<Payload>, asks: &mut Asks<Payload>) {
+        match self {
+            Told::Start => log.start(asks),
+            Told::Written(number) => log.written(now, number, true, asks),
+            Told::Flushed(covers) => log.flushed(now, covers, true, asks),
+        }
+    }
+}
+
+pub(super) fn no_room() -> CacheError {
+    CacheError::System {
+        what: "the write log",
+        reason: "it is full, and has no room for what a start writes".to_owned(),
+    }
+}
+
+/// The first batch of this run makes void what a crash may still bring back of the last. `tell` calls the log, and returns what that asks of the device.
+pub(super) fn begin_log(
+    core: &Core,
+    tell: &mut dyn FnMut(Told) -> ForDevice<Payload>,
+) -> Result<(), CacheError> {
+    let mut asked = tell(Told::Start);
     while !asked.is_empty() {
         let ForDevice { writes, flush, gives_up } = std::mem::take(&mut asked);
         if let Some(why) = gives_up {
@@ -499,25 +542,27 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             let mut bytes = AlignedBuf::zeroed(write.len as usize);
             bytes[..write.head.len()].copy_from_slice(&write.head);
             core.device.write_at(write.at, &bytes)?;
-            let done = |log: &mut WriteLog<_>, asks: &mut Asks<_>| {
-                log.written(core.now(), write.number, true, asks);
-            };
-            call_log(&**core, None, done, |more| asked.add(more));
+            asked.add(tell(Told::Written(write.number)));
         }
         if let Some(covers) = flush {
             core.device.sync()?;
-            let done = |log: &mut WriteLog<_>, asks: &mut Asks<_>| {
-                log.flushed(core.now(), covers, true, asks);
-            };
-            call_log(&**core, None, done, |more| asked.add(more));
+            asked.add(tell(Told::Flushed(covers)));
         }
     }
-    match core.back.get().is_some_and(|back| back.log().is_started()) {
-        true => Ok(()),
-        false => Err(CacheError::System {
-            what: "the write log",
-            reason: "it is full, and has no room for what a start writes".to_owned(),
-        }),
+    Ok(())
+}
+
+/// What a log of this cache is built from, in this run.
+pub(super) fn log_config(core: &Core, cache: Uuid, run: u64, area: &WriteLogArea) -> Config {
+    Config {
+        cache,
+        run,
+        at: area.at,
+        geometry: area.geometry,
+        segments: area.segments,
+        depth: defaults::LOG_DEPTH,
+        memory: core.config.fill_memory.0,
+        wall: super::unix_nanos().saturating_sub(core.now().0),
     }
 }
 
@@ -545,9 +590,13 @@ impl Core {
         if back.log().closed().is_some() {
             return Err(volume_error(
                 name,
-                "it is to write back, and the write log of this cache has failed: replace the cache device, format it and start again, or serve it as \
-                 one that writes through"
-                    .to_owned(),
+                match self.log_drains() && self.is_enabled() {
+                    true => "it is to write back, and the write log of this cache failed in a former run: what was left of it has come to the stores, so start again \
+                             now, and it logs again; or serve the volume as one that writes through",
+                    false => "it is to write back, and the write log of this cache has failed: if the cache device works again take the cache back, else replace it, \
+                              format it and start again; or serve the volume as one that writes through",
+                }
+                .to_owned(),
             ));
         }
         let config = wish.back.clone().unwrap_or_default();
@@ -578,7 +627,7 @@ impl Core {
         let comer = Comer {
             cache,
             former: run,
-            run: back.cache.1,
+            run: back.cache.1.load(Ordering::SeqCst),
             record,
             logged,
             order: Some(order_of(config.order)),
@@ -627,7 +676,8 @@ impl Core {
     ) -> Result<(), CacheError> {
         let Some(back) = self.back.get().filter(|_| holder.next().is_some()) else { return Ok(()) };
         tracing::warn!(
-            "volume '{}': its marker says that its store has been recovered since: what this cache holds of it is void",
+            "volume '{}': its marker says that its store has everything: it was recovered or served without this cache since, or this is an older copy of \
+             the cache; what this cache holds of it is void",
             volume.name
         );
         let mut way = Way::comes(self, back, volume, Begins::default());
