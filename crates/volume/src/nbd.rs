@@ -481,7 +481,11 @@ impl Backing for NbdBacking {
 
     fn trouble(&self) -> Option<StoreTrouble> {
         let (since, why) = self.store.reach.state().clone()?;
-        let what = format!("'{}' is not reached: {why}; requests wait", self.store.uri);
+        let waits = match self.store.timeout.give_up {
+            Some(most) => format!("requests wait for {} s, then they fail", most.as_secs_f32()),
+            None => "requests wait until it is".to_owned(),
+        };
+        let what = format!("'{}' is not reached: {why}; {waits}", self.store.uri);
         Some(StoreTrouble { state: "lost", since, what })
     }
 

@@ -23,7 +23,7 @@ pub(crate) struct StoreArgs {
     /// Seconds without such a store after which I/O fails
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400), help_heading = "Stores")]
     backing_give_up: u32,
-    /// Seconds without an answer after which a request goes to such a store again, by a new connection
+    /// Seconds without an answer after which a request goes to such a store again, by a new connection. That has 10 s to come about, whatever this is
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3_600), help_heading = "Stores")]
     backing_timeout: u32,
     /// Take no lock or lease on the stores, where locks do not work: no other host must write to them

@@ -115,11 +115,15 @@ impl Throttle {
         self.rate * (-since / MEMORY).exp()
     }
 
-    /// How long the store takes for so many bytes of log at the rate of now; `None` where it has taken nothing of late, or next to nothing.
-    pub fn time_left(&self, now: Nanos, held: u64) -> Option<Nanos> {
+    /// The same for those who look: nothing where the store has taken nothing of late, or next to nothing.
+    pub fn known_rate(&self, now: Nanos) -> Option<f64> {
         let rate = self.rate_at(now);
-        let known = now.saturating_sub(self.measured) < KNOWN && rate >= LEAST_RATE;
-        known.then(|| Nanos((held as f64 / rate * 1e9) as u64))
+        (now.saturating_sub(self.measured) < KNOWN && rate >= LEAST_RATE).then_some(rate)
+    }
+
+    /// How long the store takes for so many bytes of log at the rate of now; `None` where that is not known.
+    pub fn time_left(&self, now: Nanos, held: u64) -> Option<Nanos> {
+        self.known_rate(now).map(|rate| Nanos((held as f64 / rate * 1e9) as u64))
     }
 
     /// When a write of `bytes` of log may be acknowledged whose device write is done, while `held` are held: `None` for not before
@@ -251,11 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_left_at_a_rate_of_long_ago() {
+    fn a_rate_of_long_ago_is_none_and_no_time_is_left_at_it() {
         let mut throttle = Throttle::new(100 * MIB, Nanos(0));
         assert_eq!(throttle.time_left(seconds(1.0), MIB), None);
+        assert_eq!(throttle.known_rate(seconds(1.0)), None);
         throttle.destaged(seconds(10.0), 5_000_000);
         assert_eq!(throttle.time_left(seconds(10.0), 3_000_000), Some(seconds(3.0)));
+        assert_eq!(throttle.known_rate(seconds(10.0)), Some(1_000_000.0));
+        assert_eq!(throttle.known_rate(seconds(20.0)), None);
         assert!(throttle.time_left(seconds(15.0), 3_000_000).is_some());
         assert_eq!(throttle.time_left(seconds(20.0), 3_000_000), None);
         throttle.destaged(seconds(100.0), 4096);

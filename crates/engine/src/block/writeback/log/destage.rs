@@ -68,7 +68,7 @@ pub struct Status {
     pub age: Option<Age>,
     /// and whether it is older.
     pub is_old: bool,
-    /// Bytes of log a second that are destaged.
+    /// Bytes of log a second that are destaged; 0 where that has been nothing of late, or next to nothing.
     pub rate: f64,
     /// How long it takes until all of it is in the store, at the rate of now; `None` where nothing is on its way, or no rate is known.
     pub left: Option<Nanos>,
@@ -441,7 +441,7 @@ impl<B: Clone> WriteLog<B> {
                 .age
                 .zip(volume.oldest())
                 .is_some_and(|(age, oldest)| age.is_over(now, oldest)),
-            rate: volume.throttle.rate_at(now),
+            rate: volume.throttle.known_rate(now).unwrap_or(0.0),
             left: volume.left(now, self.counts_durable(), self.full),
             positions: [log.frontier(), log.acknowledged(), log.promised(), log.last()],
             image: log.stands_for(log.frontier(), self.segments.durable()),
@@ -554,13 +554,21 @@ impl Attached {
         if self.overlay.bytes() == 0 {
             return Some(Nanos::ZERO);
         }
-        let (hurry, _) = self.presses(now, starved);
+        let (hurry, anywhere) = self.presses(now, starved);
         let moves = match self.destager.is_idle() {
-            true => hurry || self.pace == Pace::Async,
+            true => (hurry || self.pace == Pace::Async) && self.may_cut(anywhere),
             false => self.destager.failures() == 0,
         };
-        let rests = self.aside || self.halted || self.lacks_mark(now, durable, starved);
+        // (Where marks alone count, what comes behind the last one rests until the next.)
+        let waits = self.wants_marks() && !anywhere && !self.log.is_cut(self.log.acknowledged());
+        let rests = self.aside || self.halted || waits || self.lacks_mark(now, durable, starved);
         self.throttle.time_left(now, self.log.held()).filter(|_| moves && !rests)
+    }
+
+    /// Whether an epoch may begin with what is answered, once that is durable: one may end behind the frontier. A window may always.
+    fn may_cut(&self, anywhere: bool) -> bool {
+        let most = self.destager.most();
+        !self.destager.is_journaled() || self.log.next(u64::MAX, most, anywhere, true).is_some()
     }
 
     /// Whether epochs are to end at marks alone.

@@ -335,6 +335,29 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn no_time_is_left_while_something_waits_for_its_mark_though_an_epoch_was_destaged_just_now() {
+        let mut log = log(Order::Journaled(Cuts::Marks));
+        let left = |log: &WriteLog<Vec<u8>>| log.status(NOW, 1).unwrap().left;
+        write(&mut log, 1);
+        mark(&mut log, "first");
+        let volume = log.volumes.get_mut(&1).unwrap();
+        volume.throttle.destaged(NOW, 1 << 20);
+        // It is on its way, and nothing is behind it.
+        assert!(left(&log).is_some());
+        // What comes now is no part of it.
+        write(&mut log, 2);
+        assert_eq!(left(&log), None);
+        let mut asks = Asks::default();
+        log.drain(1, true, &mut asks);
+        assert!(left(&log).is_some(), "all of it is to go");
+        // Nothing is on its way, and nothing may begin.
+        let mut log = super::tests::log(Order::Journaled(Cuts::Marks));
+        write(&mut log, 1);
+        log.volumes.get_mut(&1).unwrap().throttle.destaged(NOW, 1 << 20);
+        assert_eq!(left(&log), None);
+    }
+
+    #[test]
     fn who_waits_no_longer_for_a_drain_leaves_another_his() {
         let mut log = log(Order::Journaled(Cuts::Marks));
         write(&mut log, 1);
