@@ -87,6 +87,8 @@ pub struct Attached {
     changed: OnceLock<(Instant, &'static str)>,
     /// It changes over between writing through and writing back, or goes: by one at a time.
     pub(super) changing: Arc<AtomicBool>,
+    /// Its marker says that another has its store: whatever clients ask for fails.
+    pub(super) others: AtomicBool,
     /// What the write budget makes of it.
     pub(super) saves: Mutex<Saves>,
     pub(super) admission: Mutex<node::StoredAdmission>,
@@ -227,6 +229,7 @@ impl Attached {
             attachment: AtomicU32::new(0),
             changed: OnceLock::new(),
             changing: Arc::default(),
+            others: AtomicBool::new(false),
             saves: Mutex::default(),
             counters: VolumeCounters::default(),
             account: Account::new(share),

@@ -1,6 +1,7 @@
 //! The engine's types of calls and queues, with the daemon's bytes, volumes and answers.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use larder_engine::block::node;
 use larder_engine::block::node::calls;
@@ -76,10 +77,7 @@ impl Host for Daemon {
         match why {
             Why::Failed => Failure::new(FailureKind::Failed, "the backing store failed"),
             Why::Detached => Failure::new(FailureKind::Gone, "the volume was detached"),
-            Why::Lost => Failure::new(
-                FailureKind::Failed,
-                "another writer has the volume: this daemon must be started again",
-            ),
+            Why::Lost => Failure::new(FailureKind::Failed, "another writer has the volume"),
         }
     }
 }
@@ -130,13 +128,20 @@ impl Known {
     pub(super) fn attached(&self) -> &Attached {
         self.0.attached.as_deref().expect("a volume that has its place")
     }
+
+    /// Whether its marker says that another has its store.
+    #[inline]
+    fn is_others(&self) -> bool {
+        let others = |attached: &Arc<Attached>| attached.others.load(Ordering::Relaxed);
+        self.0.attached.as_ref().is_some_and(others)
+    }
 }
 
 impl larder_engine::block::node::event::Volume for Known {
     fn state(&self) -> State {
         match () {
             () if self.0.volume.is_closed() => State::Detached,
-            () if self.0.volume.backing().is_lost() => State::Lost,
+            () if self.0.volume.backing().is_lost() || self.is_others() => State::Lost,
             () if self.0.attached.is_none() => State::Unplaced,
             () => State::Served,
         }

@@ -163,6 +163,8 @@ pub(crate) struct World {
     /// Of a thousand changes and reads of stores so many fail.
     failures: u64,
     store_failed: u64,
+    /// By volume: when what its clients waited for was let go of.
+    let_go: Vec<u64>,
     /// The log's device has begun to fail; it may do so in this run; and volumes have markers, which say what is left of it.
     failing: bool,
     may_fail: bool,
@@ -236,6 +238,7 @@ impl World {
             weak: false,
             failures: [0, 0, 5, 30][rng.below(4) as usize],
             store_failed: 0,
+            let_go: vec![0; count],
             failing: false,
             may_fail: rng.chance(0.2),
             marked: rng.chance(0.7),

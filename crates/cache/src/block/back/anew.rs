@@ -6,8 +6,8 @@
 
 use std::sync::atomic::Ordering;
 
-use larder_engine::block::node::logged::ForDevice;
-use larder_engine::block::writeback::log::{Asks, WriteLog};
+use larder_engine::block::node::logged::call_alone;
+use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::writeback::recovery::RecoveredPacked;
 use larder_engine::block::writeback::{Fault, scan};
 use larder_format::block::BlockSuperblock;
@@ -95,10 +95,7 @@ impl Core {
         let mut log = WriteLog::found(config, found, scanned);
         self.device.sync()?;
         begin_log(self, &mut |told| {
-            let mut asks = Asks::default();
-            told.by(self.now(), &mut log, &mut asks);
-            let Asks { writes, flush, gives_up, .. } = asks;
-            ForDevice { writes, flush, gives_up }
+            call_alone(&mut log, |log, asks| told.by(self.now(), log, asks)).1
         })?;
         if log.is_started() { Ok(log) } else { Err(no_room()) }
     }

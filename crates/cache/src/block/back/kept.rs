@@ -183,6 +183,7 @@ impl Core {
         written.silent.store(again == Again::Unknown, Ordering::Relaxed);
         let halted = again == Again::Others;
         if again != Again::Unknown && back.log().is_halted(attachment) != halted {
+            written.attached.others.store(halted, Ordering::Relaxed);
             tell_log(self, self.now(), |log, asks| log.halt(attachment, halted, asks));
         }
         match again {
@@ -194,7 +195,7 @@ impl Core {
             Again::Others => self.marker_is(
                 written,
                 &format!(
-                    "{what}: nothing comes to the store any more; see which of the two holds what counts, and stop the other"
+                    "{what}: nothing comes to the store any more, and what clients ask for fails; see which of the two holds what counts, and stop the other"
                 ),
                 None,
             ),

@@ -98,6 +98,17 @@ pub fn tell_log<H: Host, N: Node<H>, R>(
     Some(result)
 }
 
+/// Calls a log that nobody has yet, and that answers nobody: what it asks of its device is for who begins it.
+pub fn call_alone<B: Clone, R>(
+    log: &mut WriteLog<B>,
+    f: impl FnOnce(&mut WriteLog<B>, &mut Asks<B>) -> R,
+) -> (R, ForDevice<B>) {
+    let mut asks = Asks::default();
+    let result = f(log, &mut asks);
+    let Asks { writes, flush, gives_up, .. } = asks;
+    (result, ForDevice { writes, flush, gives_up })
+}
+
 fn called<H: Host, N: Node<H>, R>(
     node: &N,
     me: Option<usize>,

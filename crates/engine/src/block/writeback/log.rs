@@ -648,6 +648,9 @@ impl<B: Clone> WriteLog<B> {
         let Some(volume) = self.volumes.get(&attachment) else {
             return asks.through.push((op, None));
         };
+        if volume.halted {
+            return asks.answers.push((op, true));
+        }
         let position = volume.log.acknowledged();
         self.promise(Flushing { op, attachment, position, batch: 0 }, asks);
         self.flush_device(now, asks);
@@ -774,7 +777,7 @@ impl<B: Clone> WriteLog<B> {
             let mut any = false;
             while let Some(logged) = volume.log.answerable(written) {
                 let due = volume.due(now, u64::from(logged.room()));
-                let due = due.filter(|_| !volume.is_over(now) || ignored);
+                let due = due.filter(|_| !volume.is_over(now) || ignored || volume.halted);
                 if due.is_none_or(|due| due > now) {
                     // What is at the bound is not destaged before it is durable: that is not left to the clock.
                     let waits = due.is_none() || volume.is_slowed();
@@ -786,7 +789,9 @@ impl<B: Clone> WriteLog<B> {
                 volume.answered_at(volume.log.acknowledged(), now);
                 any = true;
                 let Some(Pending { op, fua }) = volume.pending.pop_front() else { continue };
-                if fua {
+                if volume.halted {
+                    asks.answers.push((op, true));
+                } else if fua {
                     let position = volume.log.acknowledged();
                     promises.push(Flushing { op, attachment, position, batch: 0 });
                 } else {
@@ -925,8 +930,8 @@ impl Attached {
 
     /// When its next record, which holds `room`, may be answered. If all that it holds waits for that, nothing else makes room: at once.
     fn due(&self, now: Nanos, room: u64) -> Option<Nanos> {
-        // Nor does anything for one that is put aside: those who wait have gone.
-        if self.aside || self.log.acknowledged() == self.log.frontier() {
+        // Nor does anything for one that is put aside: those who wait have gone. Of one that is another's they are told that it failed.
+        if self.aside || self.halted || self.log.acknowledged() == self.log.frontier() {
             return Some(now);
         }
         match self.is_slowed() {

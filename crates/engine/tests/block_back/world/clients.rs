@@ -171,7 +171,11 @@ impl World {
                 self.seen.failed_flushes += 1;
                 return Ok(());
             }
-            let is_logged = is_back && !closed && matches!(what, What::Change(_) | What::Flush);
+            let may_be_logged = is_back && matches!(what, What::Change(_) | What::Flush);
+            if may_be_logged && began <= self.let_go[v] {
+                return Ok(());
+            }
+            let is_logged = may_be_logged && !closed;
             return match self.store_failed < began || is_logged {
                 true => Err(format!("{ticket} {what:?} has failed, and its store has not")),
                 false => Ok(()),

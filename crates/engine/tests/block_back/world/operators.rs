@@ -13,8 +13,8 @@ use crate::parts::{Bytes, Io};
 
 type Call = fn(&mut WriteLog<Bytes>, Nanos, Attach, &mut Asks<Bytes>);
 
-/// What they call, each so that clients go on.
-pub(crate) const CALLS: [(&str, Call); 11] = [
+/// What they call, each so that clients go on, if what they wait for may fail.
+pub(crate) const CALLS: [(&str, Call); 12] = [
     ("drain", |log, _, of, asks| {
         log.drain(of.attachment, true, asks);
         log.drain(of.attachment, false, asks);
@@ -22,6 +22,11 @@ pub(crate) const CALLS: [(&str, Call); 11] = [
     ("halt", |log, _, of, asks| {
         log.halt(of.attachment, true, asks);
         log.halt(of.attachment, false, asks);
+    }),
+    ("clients_left", |log, _, of, asks| {
+        log.put_aside(of.attachment);
+        log.clients_left(of.attachment, asks);
+        log.resume(of.attachment, asks);
     }),
     ("resume", |log, _, of, asks| {
         log.put_aside(of.attachment);
@@ -74,6 +79,9 @@ impl World {
             self.failing = true;
         }
         let now = self.now;
+        if ["halt", "clients_left"].contains(&name) {
+            self.let_go[v] = self.tick;
+        }
         self.says(|| format!("v{v}: somebody calls {name}"));
         let shared = &self.life().shared;
         let before = shared.log.borrow().under_way();

@@ -26,17 +26,28 @@ impl<B: Clone> WriteLog<B> {
             return;
         };
         volume.marks.none_comes();
+        self.none_waits(attachment, asks);
+    }
+
+    /// What waits to be logged of a volume is answered as failed, and is not logged.
+    fn none_waits(&mut self, attachment: u32, asks: &mut Asks<B>) {
         let mine = |append: &mut Append<B>| append.attachment == attachment;
         let failed = extract(&mut self.waiting, mine).into_iter();
         let failed = failed.filter(|append| append.kind != Kind::Mark);
         asks.answers.extend(failed.map(|append| (append.op, true)));
     }
 
-    /// Nothing of a volume comes to its store any more, nor to its journal, since they are somebody else's; or again. What is under way ends.
+    /// Nothing of a volume comes to its store any more, nor to its journal, since they are somebody else's; or again. What is under way ends. What was
+    /// not answered by then fails, and so does what comes: it would be promised for a store that another has.
     pub fn halt(&mut self, attachment: u32, halted: bool, asks: &mut Asks<B>) {
-        if let Some(volume) = self.volumes.get_mut(&attachment) {
-            volume.halted = halted;
-            asks.steps.push(attachment);
+        let Some(volume) = self.volumes.get_mut(&attachment) else { return };
+        volume.halted = halted;
+        asks.steps.push(attachment);
+        if halted {
+            volume.marks.none_comes();
+            self.none_waits(attachment, asks);
+            let failed = self.flushes.extract_if(.., |flush| flush.attachment == attachment);
+            asks.answers.extend(failed.map(|flush| (flush.op, true)));
         }
     }
 
@@ -59,7 +70,8 @@ impl<B: Clone> WriteLog<B> {
 
     /// A change of a volume comes.
     pub(super) fn wait_or_refuse(&mut self, append: Append<B>, asks: &mut Asks<B>) {
-        match self.is_refused(append.attachment) {
+        let refused = self.is_refused(append.attachment) || self.is_halted(append.attachment);
+        match refused {
             true => asks.answers.push((append.op, true)),
             false => self.waiting.push_back(append),
         }
@@ -168,6 +180,30 @@ mod tests {
         log.follow(NOW, &mut asks);
         assert_eq!(log.mark_state(1, mark), MarkState::Waits);
         assert!(!asks.writes.is_empty() || !log.writing.is_empty(), "it is on its way");
+    }
+
+    #[test]
+    fn nobody_is_told_that_a_store_which_is_anothers_has_what_he_wrote() {
+        let mut log = full(Order::Ordered(Grain::Flush));
+        let waiting: Vec<OpId> = log.waiting.iter().map(|append| append.op).collect();
+        let logged: Vec<OpId> = log.volumes[&1].pending.iter().map(|pending| pending.op).collect();
+        assert!(!waiting.is_empty() && !logged.is_empty(), "{waiting:?} {logged:?}");
+        let mut asks = Asks::default();
+        log.halt(1, true, &mut asks);
+        log.append(NOW, append(901), &mut asks);
+        log.flush(NOW, 1, OpId(902), &mut asks);
+        log.follow(NOW, &mut asks);
+        let failed = |op: &OpId| asks.answers.contains(&(*op, true));
+        let late = [901, 902].map(OpId);
+        let all = waiting.iter().chain(&logged).chain(&late);
+        assert!(all.clone().all(failed), "{:?}", asks.answers);
+        assert_eq!(asks.answers.len(), all.count());
+        // It is its own again.
+        let mut asks = Asks::default();
+        log.halt(1, false, &mut asks);
+        log.append(NOW, append(903), &mut asks);
+        log.follow(NOW, &mut asks);
+        assert!(!asks.answers.contains(&(OpId(903), true)));
     }
 
     #[test]
