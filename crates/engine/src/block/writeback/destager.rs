@@ -152,6 +152,8 @@ pub struct Destager {
     pause: Nanos,
     /// Failures since something went well.
     failures: u32,
+    /// When the first of them was.
+    failing: Option<Nanos>,
     fault: Fault,
 }
 
@@ -184,6 +186,7 @@ impl Destager {
             starved: false,
             pause: PAUSE.0,
             failures: 0,
+            failing: None,
             fault: Fault::default(),
         }
     }
@@ -316,6 +319,17 @@ impl Destager {
     /// How often the store or the journal has failed since it last worked.
     pub fn failures(&self) -> u32 {
         self.failures
+    }
+
+    /// When the first of these failures was.
+    pub fn failing_since(&self) -> Option<Nanos> {
+        self.failing
+    }
+
+    /// As if something had failed now.
+    #[cfg(test)]
+    pub(in crate::block::writeback) fn fails(&mut self, now: Nanos) {
+        self.pauses(now);
     }
 
     /// When it is to be called again by itself, if nothing happens before.
@@ -499,7 +513,7 @@ impl Destager {
 
     /// The store has the window.
     fn notes(&mut self, fx: &mut impl Effects) {
-        (self.pause, self.failures) = (PAUSE.0, 0);
+        (self.pause, self.failures, self.failing) = (PAUSE.0, 0, None);
         self.phase = Phase::Noting;
         if let Some(window) = &self.window {
             fx.note(*window.end());
@@ -508,6 +522,7 @@ impl Destager {
 
     fn pauses(&mut self, now: Nanos) {
         self.failures += 1;
+        self.failing.get_or_insert(now);
         self.phase = Phase::Paused(Nanos(now.0 + self.pause.0));
         self.pause = Nanos((self.pause.0 * 2).min(PAUSE.1.0));
     }

@@ -20,6 +20,7 @@ mod batches;
 mod closing;
 mod destage;
 mod due;
+mod failing;
 mod footers;
 mod marks;
 mod memory;
@@ -248,7 +249,8 @@ pub enum Pin {
 /// Somebody who waits for an answer.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    op: OpId,
+    /// `None`: he was told already that it failed.
+    op: Option<OpId>,
     fua: bool,
 }
 
@@ -788,7 +790,8 @@ impl<B: Clone> WriteLog<B> {
                 volume.log.answer(&mut volume.overlay);
                 volume.answered_at(volume.log.acknowledged(), now);
                 any = true;
-                let Some(Pending { op, fua }) = volume.pending.pop_front() else { continue };
+                let pending = volume.pending.pop_front();
+                let Some(Pending { op: Some(op), fua }) = pending else { continue };
                 if volume.halted {
                     asks.answers.push((op, true));
                 } else if fua {

@@ -150,7 +150,7 @@ impl<B: Clone> WriteLog<B> {
                 self.flushes.push(Flushing { op, attachment, position, batch });
                 self.flush_wanted = true;
             }
-            volume.pending.push_back(Pending { op: append.op, fua: append.fua });
+            volume.pending.push_back(Pending { op: Some(append.op), fua: append.fua });
             sums.extend_from_slice(append.sums.as_slice());
             let has_bytes = matches!(append.kind, Kind::Write | Kind::Mark);
             volume.sums.push(has_bytes.then_some(&append.sums));

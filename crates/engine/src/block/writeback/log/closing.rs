@@ -366,7 +366,8 @@ impl<B: Clone> WriteLog<B> {
                 closing.stands = true;
             }
             // What was written may be nowhere but in memory, and comes to no store.
-            asks.answers.extend(volume.pending.drain(..).map(|pending| (pending.op, true)));
+            asks.answers
+                .extend(volume.pending.drain(..).filter_map(|pending| Some((pending.op?, true))));
         }
         let mine = |append: &mut Append<B>| append.attachment == attachment;
         let failed = extract(&mut self.waiting, mine);

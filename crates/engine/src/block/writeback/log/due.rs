@@ -10,6 +10,7 @@ impl<B: Clone> WriteLog<B> {
     pub fn due(&mut self, now: Nanos, asks: &mut Asks<B>) {
         self.acknowledge(now, asks);
         self.form(now, asks);
+        self.fail_late(now, asks);
         self.flush_device(now, asks);
         let durable = self.counts_durable();
         let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
@@ -48,7 +49,8 @@ impl<B: Clone> WriteLog<B> {
                 .answerable(written)
                 .filter(|_| !volume.is_over(now) && !volume.stands())
                 .and_then(|logged| volume.due(now, u64::from(logged.room())));
-            answer.into_iter().chain(volume.wakes(durable)).min()
+            let late = self.fails_late(volume, now);
+            answer.into_iter().chain(volume.wakes(durable)).chain(late).min()
         };
         let slow = |v: &Attached| v.is_slowed() && v.log.answerable(written).is_some();
         let look = self.economy.looks().filter(|_| self.volumes.values().any(slow));

@@ -8,6 +8,11 @@ use super::super::volume_log::{Kind, VolumeLog};
 use super::closing::extract;
 use super::{Append, Asks, Attach, WriteLog};
 
+/// Whether it is of this volume, and a client waits for it.
+pub(super) fn is_change_of<B>(attachment: u32) -> impl Fn(&Append<B>) -> bool {
+    move |append| append.attachment == attachment && append.kind != Kind::Mark
+}
+
 impl<B: Clone> WriteLog<B> {
     /// Nothing of a volume is destaged from now on: it goes, and what is dirty stays. What is under way ends.
     pub fn put_aside(&mut self, attachment: u32) {
@@ -26,15 +31,20 @@ impl<B: Clone> WriteLog<B> {
             return;
         };
         volume.marks.none_comes();
+        self.no_marks_wait(attachment);
         self.none_waits(attachment, asks);
     }
 
+    fn no_marks_wait(&mut self, attachment: u32) {
+        let is_mark = |append: &Append<B>| append.kind == Kind::Mark;
+        self.waiting.retain(|append| append.attachment != attachment || !is_mark(append));
+    }
+
     /// What waits to be logged of a volume is answered as failed, and is not logged.
-    fn none_waits(&mut self, attachment: u32, asks: &mut Asks<B>) {
-        let mine = |append: &mut Append<B>| append.attachment == attachment;
-        let failed = extract(&mut self.waiting, mine).into_iter();
-        let failed = failed.filter(|append| append.kind != Kind::Mark);
-        asks.answers.extend(failed.map(|append| (append.op, true)));
+    pub(super) fn none_waits(&mut self, attachment: u32, asks: &mut Asks<B>) {
+        let is_its = is_change_of(attachment);
+        let failed = extract(&mut self.waiting, |append| is_its(append));
+        asks.answers.extend(failed.into_iter().map(|append| (append.op, true)));
     }
 
     /// Nothing of a volume comes to its store any more, nor to its journal, since they are somebody else's; or again. What is under way ends. What was
@@ -45,6 +55,7 @@ impl<B: Clone> WriteLog<B> {
         asks.steps.push(attachment);
         if halted {
             volume.marks.none_comes();
+            self.no_marks_wait(attachment);
             self.none_waits(attachment, asks);
             let failed = self.flushes.extract_if(.., |flush| flush.attachment == attachment);
             asks.answers.extend(failed.map(|flush| (flush.op, true)));
@@ -186,7 +197,8 @@ mod tests {
     fn nobody_is_told_that_a_store_which_is_anothers_has_what_he_wrote() {
         let mut log = full(Order::Ordered(Grain::Flush));
         let waiting: Vec<OpId> = log.waiting.iter().map(|append| append.op).collect();
-        let logged: Vec<OpId> = log.volumes[&1].pending.iter().map(|pending| pending.op).collect();
+        let logged: Vec<OpId> =
+            log.volumes[&1].pending.iter().filter_map(|pending| pending.op).collect();
         assert!(!waiting.is_empty() && !logged.is_empty(), "{waiting:?} {logged:?}");
         let mut asks = Asks::default();
         log.halt(1, true, &mut asks);

@@ -110,7 +110,7 @@ fn what_counted_as_lost_and_is_read_when_it_is_parked_is_lost_no_more() {
             now = now + Nanos::from_secs(10);
         }
         assert_eq!(log.status(now, 1).unwrap().unreadable, BLOCK);
-        log.volumes.get_mut(&1).unwrap().halted = true;
+        log.volumes.get_mut(&1).unwrap().destager.fails(now);
         let mut op = 10;
         while log.parks(now).is_none() {
             op += 1;
