@@ -124,6 +124,8 @@ struct Volume {
     store: Store,
     /// Numbers of the writes, by sequence.
     log: Vec<u64>,
+    /// So many of them have come to a batch: in which order is known.
+    placed: usize,
     /// Writes that wait for others that they overlap.
     blocked: VecDeque<(OpId, u64)>,
     /// When the last FLUSH was issued that has been answered.
@@ -155,6 +157,10 @@ pub(super) struct World {
     now: Nanos,
     /// Counts what clients do and hear.
     tick: u64,
+    /// A store has failed: what waits at a bound may, in the end.
+    stores_failed: bool,
+    /// Volumes of which writes have failed just now.
+    failed_of: BTreeSet<usize>,
     config: Config,
     device: LogDevice,
     log: WriteLog<Bytes>,
@@ -239,6 +245,8 @@ impl World {
             setup,
             now: Nanos(0),
             tick: 0,
+            stores_failed: false,
+            failed_of: BTreeSet::new(),
             config,
             device: LogDevice::new(bytes, sector as usize),
             log: WriteLog::new(config),
@@ -300,6 +308,7 @@ impl World {
 
     /// Carries out what the log asks for, and hears whom it answers.
     fn carry(&mut self, asks: Asks<Bytes>) -> Checked {
+        self.place_marks()?;
         for write in asks.writes {
             let bytes = flat(&write);
             self.says(|| format!("batch {} at {} of {} bytes", write.number, write.at, write.len));
@@ -321,6 +330,10 @@ impl World {
         }
         for (op, append) in asks.through {
             self.through(op, append.as_ref())?;
+        }
+        // (Once all that failed at once is known.)
+        for v in std::mem::take(&mut self.failed_of) {
+            self.admit(v)?;
         }
         self.hear_marks()?;
         self.check_said()?;
@@ -438,6 +451,7 @@ impl World {
                         self.volumes[volume].slots.remove(&sector);
                     }
                 }
+                self.stores_failed |= !done;
                 let outcome = done.then_some(self.volumes[volume].store.life);
                 self.says(|| {
                     let (from, to) = (dirty.at / SECTOR, (dirty.at + dirty.len) / SECTOR);
@@ -455,6 +469,7 @@ impl World {
                     store.lose(&mut self.rng);
                     self.drop_slots(volume);
                 }
+                self.stores_failed |= !done;
                 let store = &mut self.volumes[volume].store;
                 let outcome = done.then_some(store.life);
                 self.says(|| format!("v{volume}: store flushed: {outcome:?}"));
@@ -763,6 +778,7 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         view: None,
         over: false,
         log: Vec::new(),
+        placed: 0,
         blocked: VecDeque::new(),
         level: 0,
         marker: 0,

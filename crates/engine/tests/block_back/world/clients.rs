@@ -1,5 +1,6 @@
 //! What clients ask for, and what they hear.
 
+use larder_base::Nanos;
 use larder_engine::block::IoFailed;
 use larder_engine::block::node::event::{Op as Asked, Submit};
 use larder_policy::block::BlockKind;
@@ -173,6 +174,11 @@ impl World {
             }
             let may_be_logged = is_back && matches!(what, What::Change(_) | What::Flush);
             if may_be_logged && began <= self.let_go[v] {
+                return Ok(());
+            }
+            // So may what waits at the bound of a volume whose store fails for a minute.
+            let long = self.now >= Nanos::from_secs(60) && matches!(what, What::Change(_));
+            if may_be_logged && long && self.seen.store_failures > 0 {
                 return Ok(());
             }
             let is_logged = may_be_logged && !closed;

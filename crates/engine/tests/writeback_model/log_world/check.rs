@@ -53,15 +53,22 @@ impl World {
         Ok(sectors.map(|sector| (sector, whose)).collect())
     }
 
-    /// What is on its way to stores takes no more memory than there is, but for one that needs more; and what is taken is given back.
+    /// What is on its way to stores takes no more memory than there is, but for one stretch of each volume; and what is taken is given back.
     fn check_memory(&self) -> Checked {
         let of = |io: &Io| match io {
             Io::Store { dirty, .. } => Some(dirty.memory()),
             _ => None,
         };
-        let (taken, way) = (self.log.memory(), self.ios.iter().filter_map(of));
-        let (sum, count) = way.filter(|bytes| *bytes > 0).fold((0, 0), |(s, n), b| (s + b, n + 1));
-        if taken != sum || (sum > self.config.memory && count > 1) {
+        let mut sum = 0;
+        let mut largest = vec![0; self.volumes.len()];
+        for io in &self.ios {
+            if let (Some(bytes), Io::Store { volume, .. }) = (of(io), io) {
+                sum += bytes;
+                largest[*volume] = largest[*volume].max(bytes);
+            }
+        }
+        let (taken, firsts): (u64, u64) = (self.log.memory(), largest.iter().sum());
+        if taken != sum || sum.saturating_sub(firsts) > self.config.memory {
             let most = self.config.memory;
             return Err(format!("{sum} bytes go to stores, {taken} are taken, {most} may be"));
         }

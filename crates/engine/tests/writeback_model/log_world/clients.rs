@@ -1,6 +1,7 @@
 //! What clients do, and what they hear.
 
 use super::*;
+use larder_base::Nanos;
 use larder_engine::block::writeback::log::{MarkState, NOBODY};
 
 impl World {
@@ -148,6 +149,34 @@ impl World {
         self.carry(asks)
     }
 
+    /// Marks come past writes that wait at their volume's bound: they are put where they came to the log.
+    pub(super) fn place_marks(&mut self) -> Checked {
+        for v in 0..self.volumes.len() {
+            let attachment = self.volumes[v].attachment;
+            let Some(status) = self.log.status(self.now, attachment) else { continue };
+            let last = (status.positions[3] as usize).min(self.volumes[v].log.len());
+            for at in self.volumes[v].placed..last {
+                let log = &self.volumes[v].log;
+                let is_mark = |number: u64| self.writes[number as usize].kind == Kind::Mark;
+                let here = self.log.is_mark(attachment, at as u64 + 1);
+                if here == is_mark(log[at]) {
+                    continue;
+                }
+                let from = log[at..].iter().position(|&number| is_mark(number));
+                let Some(from) = from.filter(|_| here) else {
+                    return Err(format!("v{v}: {} comes to the log before a mark", at + 1));
+                };
+                self.volumes[v].log[at..=at + from].rotate_right(1);
+                for at in at..=at + from {
+                    let number = self.volumes[v].log[at];
+                    self.writes[number as usize].sequence = at as u64 + 1;
+                }
+            }
+            self.volumes[v].placed = last.max(self.volumes[v].placed);
+        }
+        Ok(())
+    }
+
     /// Who waits for marks asks for them.
     pub(super) fn hear_marks(&mut self) -> Checked {
         for (v, number, asked) in std::mem::take(&mut self.marks) {
@@ -186,7 +215,8 @@ impl World {
         let behind = volume.log.iter().skip(frontier as usize).map(|n| &self.writes[*n as usize]);
         let oldest = behind.into_iter().find(|write| write.kind != Kind::Mark);
         match oldest.and_then(|oldest| oldest.at) {
-            Some(at) if self.now.0 > at.0 + age.most.0 => {
+            // (Of one that is put aside nothing comes to the store, and those who wait are let go.)
+            Some(at) if self.now.0 > at.0 + age.most.0 && !volume.aside => {
                 Err(format!("v{v}: a write is answered, the oldest was at {at:?}, of {age:?}"))
             }
             _ => Ok(()),
@@ -203,6 +233,24 @@ impl World {
         };
         self.tick += 1;
         if failed {
+            // (For a minute it has.)
+            let late = self.stores_failed && self.now >= Nanos::from_secs(60);
+            if let Op::Write(v, number) = asked
+                && late
+            {
+                // If it is in no batch it comes to none.
+                let placed = self.volumes[v].placed;
+                let at = self.volumes[v].log.iter().position(|&n| n == number);
+                if let Some(at) = at.filter(|&at| at >= placed) {
+                    self.volumes[v].log.remove(at);
+                    for at in at..self.volumes[v].log.len() {
+                        let number = self.volumes[v].log[at];
+                        self.writes[number as usize].sequence = at as u64 + 1;
+                    }
+                }
+                self.failed_of.insert(v);
+                return Ok(());
+            }
             return Err(format!("{op:?} has failed, and its store has not"));
         }
         match asked {

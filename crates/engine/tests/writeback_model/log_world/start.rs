@@ -221,6 +221,7 @@ impl World {
         self.tick += 1;
         for (volume, last) in self.volumes.iter_mut().zip(found) {
             volume.log.truncate(last as usize);
+            volume.placed = volume.placed.min(volume.log.len());
             volume.level = self.tick;
             for &number in &volume.log {
                 let write = &mut self.writes[number as usize];

@@ -159,6 +159,12 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
+    /// Whether the record of this sequence of a volume is a mark. For models, which have to know in what order things came to the log.
+    #[cfg(feature = "planted")]
+    pub fn is_mark(&self, attachment: u32, sequence: u64) -> bool {
+        self.volumes.get(&attachment).is_some_and(|volume| volume.log.is_mark(sequence))
+    }
+
     /// The name of the last mark of a volume that is durable, in the log or in the store; empty if it could not be read.
     pub fn last_mark(&self, attachment: u32) -> Option<&str> {
         let marks = &self.volumes.get(&attachment)?.marks;
