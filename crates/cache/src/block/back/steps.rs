@@ -232,7 +232,10 @@ impl<'a> Way<'a> {
             }
             Step::Settle => {
                 let attachment = holder.state().attachment;
-                tell_log(core, core.now(), |log, _| log.put_aside(attachment));
+                tell_log(core, core.now(), |log, asks| {
+                    log.put_aside(attachment);
+                    log.clients_left(attachment, asks);
+                });
                 self.wait(within, go_on, |way| {
                     let log = way.back.log();
                     log.is_settled(attachment) || log.closed().is_some()

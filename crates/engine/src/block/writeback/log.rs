@@ -912,9 +912,9 @@ impl Attached {
         self.since.first().filter(|_| any)
     }
 
-    /// Nothing is answered, since the oldest that is dirty is too old.
+    /// Nothing is answered, since the oldest that is dirty is too old. (Of one that is put aside nobody waits for that.)
     fn is_over(&self, now: Nanos) -> bool {
-        let age = self.age.filter(|age| age.hard);
+        let age = self.age.filter(|age| age.hard && !self.aside);
         age.zip(self.oldest()).is_some_and(|(age, oldest)| age.is_over(now, oldest))
     }
 

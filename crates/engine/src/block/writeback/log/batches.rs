@@ -89,22 +89,26 @@ impl<B: Clone> WriteLog<B> {
         let Some(mut with) = Shape::default().with(&table) else { return false };
         let segment = self.config.segments();
         let (mut records, mut chosen) = (Vec::new(), Vec::new());
-        let mut planned: BTreeMap<u32, u64> = BTreeMap::new();
+        // What comes of each volume, and whether no more of it does.
+        let mut planned: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
         for (at, append) in self.waiting.iter().enumerate() {
             let volume = self.volumes.get(&append.attachment);
             let generation = volume.map_or(0, |v| v.generation);
             let record = append.record(generation);
-            // A volume that holds much more than it may, because so much of it is under way, waits; others do not wait for it.
-            let more = planned.entry(append.attachment).or_default();
+            // A volume that holds much more than it may, because so much of it is under way, waits; others do not wait for it. Nor do its marks, as far as
+            // that goes: they hold little, and stand for what was answered before.
+            let is_mark = append.kind == Kind::Mark;
+            let (more, waits) = planned.entry(append.attachment).or_default();
             let held = volume.map_or(0, |v| v.log.held()).saturating_add(*more);
-            if volume.is_some_and(|v| held > 0 && held >= v.throttle.bound() / 4 * 5) {
-                *more = u64::MAX;
+            let most = volume.map_or(0, |v| v.throttle.bound() / 4 * if is_mark { 8 } else { 5 });
+            if volume.is_some() && held > 0 && held >= most || *waits && !is_mark {
+                *waits |= !is_mark;
                 continue;
             }
             // No more than a batch may have, and a segment.
             let shape = with.with(&record).filter(|&shape| segment.fits(self.config.size(shape)));
             let Some(shape) = shape else { break };
-            *more += u64::from(append.logged(0, 0).room());
+            *more = more.saturating_add(append.logged(0, 0).room().into());
             with = shape;
             records.push(record);
             chosen.push(at);

@@ -386,7 +386,7 @@ impl Attached {
 }
 
 /// Takes out what `f` says, in order.
-fn extract<T>(from: &mut VecDeque<T>, mut f: impl FnMut(&mut T) -> bool) -> Vec<T> {
+pub(super) fn extract<T>(from: &mut VecDeque<T>, mut f: impl FnMut(&mut T) -> bool) -> Vec<T> {
     let mut taken = Vec::new();
     let mut left = VecDeque::with_capacity(from.len());
     for mut each in from.drain(..) {

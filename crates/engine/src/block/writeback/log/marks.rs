@@ -76,9 +76,10 @@ impl Marks {
         self.formed += 1;
     }
 
-    /// Those that have come to no batch come to none.
+    /// Those that have come to no batch come to none: whoever waits for one hears that.
     pub(super) fn none_comes(&mut self) {
         self.all.truncate(self.formed);
+        self.numbered = self.asked;
     }
 
     /// The store has all up to here.
@@ -145,7 +146,8 @@ impl<B: Clone> WriteLog<B> {
                 volume.marks.awaited.remove(&number);
                 MarkState::Durable(sequence)
             }
-            _ if closed => MarkState::Failed,
+            None if closed || number <= volume.marks.numbered => MarkState::Failed,
+            Some(_) if closed => MarkState::Failed,
             _ => MarkState::Waits,
         }
     }
@@ -256,7 +258,10 @@ pub(super) mod tests {
     }
 
     /// Carries out what the log asks of its device, until it asks for no more. Returns the records that were written.
-    fn carry(log: &mut WriteLog<Vec<u8>>, mut asks: Asks<Vec<u8>>) -> Vec<OpId> {
+    pub(in super::super) fn carry(
+        log: &mut WriteLog<Vec<u8>>,
+        mut asks: Asks<Vec<u8>>,
+    ) -> Vec<OpId> {
         let mut answers = Vec::new();
         loop {
             answers.extend(asks.answers.iter().map(|answer| answer.0));
@@ -413,11 +418,12 @@ pub(super) mod tests {
         out
     }
 
-    /// A volume that holds all that it may, and whose writes come after the only mark.
-    fn full(order: Order) -> WriteLog<Vec<u8>> {
+    /// A volume that holds all that it may, and more: writes wait.
+    pub(in super::super) fn full(order: Order) -> WriteLog<Vec<u8>> {
         let mut log = log(order);
-        log.volumes.get_mut(&1).unwrap().throttle.set_bound(16 << 10);
-        for op in 1..=6 {
+        log.volumes.get_mut(&1).unwrap().stated = Some(16 << 10);
+        log.divide();
+        for op in 1..=8 {
             let mut asks = Asks::default();
             log.append(NOW, append(op), &mut asks);
             carry(&mut log, asks);
@@ -447,6 +453,31 @@ pub(super) mod tests {
         assert!(matches!(&out[..], [Asked::Journal { .. }]), "{out:?}");
         let status = cuts.status(NOW, 1).unwrap();
         assert_eq!((status.missed_marks, status.off_mark), (1, true));
+    }
+
+    /// Where nothing comes to the store nothing makes room, and the writes that wait stay where they are.
+    #[test]
+    fn a_mark_comes_to_the_log_though_writes_wait_at_the_bound() {
+        let mut log = full(Order::Ordered(Grain::Flush));
+        assert!(!log.waiting.is_empty(), "nothing waits");
+        let writes = log.waiting.len();
+        for name in ["first", "second"] {
+            let mut asks = Asks::default();
+            let number = log.mark(1, name, name.as_bytes().to_vec(), &mut asks).unwrap();
+            log.follow(NOW, &mut asks);
+            carry(&mut log, asks);
+            assert!(matches!(log.mark_state(1, number), MarkState::Durable(_)));
+            assert_eq!((log.last_mark(1), log.waiting.len()), (Some(name), writes));
+        }
+        // So many as hold as much again do, and no more.
+        let more = (0..100).filter(|_| {
+            let mut asks = Asks::default();
+            let number = log.mark(1, "more", b"more".to_vec(), &mut asks).unwrap();
+            log.follow(NOW, &mut asks);
+            carry(&mut log, asks);
+            log.mark_state(1, number) != MarkState::Waits
+        });
+        assert!((1..8).contains(&more.count()));
     }
 
     #[test]

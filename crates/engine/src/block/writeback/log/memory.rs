@@ -2,8 +2,9 @@
 //! write back.
 //!
 //! A stretch is in memory from when it is read until the store has it, an epoch until the journal has it. Whoever gets none is called again when some is
-//! given back. While somebody waits nobody has more than an equal part, so that a volume with a slow store does not keep all of it. If nothing is taken
-//! whoever comes first gets what it needs, however much that is: nobody waits for ever.
+//! given back. While somebody waits nobody has more than an equal part, so that a volume with a slow store does not keep all of it. Whoever has nothing gets
+//! what it needs for one stretch or epoch, however much others have: a store that stands may never give back what it has, and nobody waits for it. So one
+//! volume has at most the sum, and each other at most one stretch, or an epoch of its equal part, beyond it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,8 +53,8 @@ impl Memory {
     pub(super) fn take(&mut self, attachment: u32, bytes: u64, volumes: usize) -> bool {
         let mine = self.by.get(&attachment).copied().unwrap_or(0);
         let others = self.waiting.iter().any(|&waits| waits != attachment);
-        let fair = !others || mine == 0 || mine + bytes <= self.part(volumes);
-        let may = bytes == 0 || self.taken == 0 || (fair && self.taken + bytes <= self.most);
+        let fair = !others || mine + bytes <= self.part(volumes);
+        let may = bytes == 0 || mine == 0 || (fair && self.taken + bytes <= self.most);
         if !may {
             self.waiting.insert(attachment);
             return false;
@@ -95,29 +96,43 @@ mod tests {
     #[test]
     fn no_more_is_taken_than_there_is_but_for_one_that_needs_more() {
         let mut memory = Memory::new(100);
-        assert!(memory.take(1, 60, 2) && memory.take(1, 40, 2) && !memory.take(2, 1, 2));
-        assert_eq!(memory.give(1, 60).collect::<Vec<u32>>(), [2]);
+        assert!(memory.take(1, 60, 2) && memory.take(1, 40, 2) && !memory.take(1, 1, 2));
+        assert_eq!(memory.give(1, 60).collect::<Vec<u32>>(), [1]);
         assert!(memory.take(2, 60, 2));
-        assert_eq!((memory.taken(), memory.give(1, 40).count()), (100, 0));
-        assert!(!memory.take(1, 200, 2));
-        assert_eq!(memory.give(2, 60).collect::<Vec<u32>>(), [1]);
-        assert!(memory.take(1, 200, 2));
+        assert_eq!((memory.taken(), memory.give(1, 40).count()), (100, 1));
+        assert!(memory.take(1, 200, 2), "it has none");
+        assert!(!memory.take(2, 1, 2) && !memory.take(1, 1, 2));
+        assert_eq!(memory.give(2, 60).collect::<Vec<u32>>(), [1, 2]);
+        assert!(memory.take(2, 60, 2));
         // More than was taken is not given back.
-        assert_eq!(memory.give(2, 60).count(), 0);
+        assert_eq!(memory.give(2, 90).count(), 1);
         assert_eq!(memory.taken(), 200);
     }
 
     #[test]
     fn while_one_waits_none_has_more_than_its_part() {
         let mut memory = Memory::new(100);
-        assert!(memory.take(1, 90, 2) && !memory.take(2, 20, 2));
+        assert!(memory.take(1, 90, 2) && memory.take(2, 10, 2) && !memory.take(2, 20, 2));
         assert_eq!(memory.give(1, 10).count(), 1);
         // There is room for this one, which has more than its part.
         assert!(!memory.take(1, 10, 2));
-        assert!(memory.take(2, 20, 2));
+        assert!(memory.take(2, 10, 2));
         assert_eq!(memory.taken(), 100);
         memory.leave(1);
         memory.give(2, 20).for_each(drop);
-        assert!(memory.take(2, 20, 2));
+        assert!(memory.take(2, 10, 2) && memory.take(2, 10, 2));
+    }
+
+    #[test]
+    fn what_one_never_gives_back_keeps_no_other_from_its_first_stretch() {
+        let mut memory = Memory::new(100);
+        assert!(memory.take(1, 50, 3) && memory.take(1, 50, 3));
+        for _ in 0..3 {
+            assert!(memory.take(2, 50, 3), "one stands");
+            assert!(!memory.take(2, 50, 3) && memory.take(3, 30, 3));
+            memory.give(2, 50).for_each(drop);
+            memory.give(3, 30).for_each(drop);
+        }
+        assert_eq!(memory.taken(), 100);
     }
 }

@@ -4,7 +4,8 @@ use larder_base::Nanos;
 
 use super::super::destager::Destager;
 use super::super::throttle::Throttle;
-use super::super::volume_log::VolumeLog;
+use super::super::volume_log::{Kind, VolumeLog};
+use super::closing::extract;
 use super::{Append, Asks, Attach, WriteLog};
 
 impl<B: Clone> WriteLog<B> {
@@ -12,8 +13,23 @@ impl<B: Clone> WriteLog<B> {
     pub fn put_aside(&mut self, attachment: u32) {
         if let Some(volume) = self.volumes.get_mut(&attachment) {
             volume.aside = true;
+            // It wants none of the memory that others wait for.
+            self.memory.leave(attachment);
         }
         self.divide();
+    }
+
+    /// A volume that is put aside has no clients any more. What they have asked for and is in no batch was not answered, comes to none, since nothing makes
+    /// room for it, and is answered as failed. So is a mark; what is in the log is answered and kept.
+    pub fn clients_left(&mut self, attachment: u32, asks: &mut Asks<B>) {
+        let Some(volume) = self.volumes.get_mut(&attachment).filter(|volume| volume.aside) else {
+            return;
+        };
+        volume.marks.none_comes();
+        let mine = |append: &mut Append<B>| append.attachment == attachment;
+        let failed = extract(&mut self.waiting, mine).into_iter();
+        let failed = failed.filter(|append| append.kind != Kind::Mark);
+        asks.answers.extend(failed.map(|append| (append.op, true)));
     }
 
     /// Nothing of a volume comes to its store any more, nor to its journal, since they are somebody else's; or again. What is under way ends.
@@ -108,5 +124,86 @@ impl<B: Clone> WriteLog<B> {
         }
         asks.steps.push(attachment);
         self.divide();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::volume_log::{Grain, Order};
+    use super::super::marks::tests::{NOW, append, carry, full, log};
+    use super::super::{Age, MarkState};
+    use super::*;
+    use crate::block::OpId;
+
+    /// Nothing is destaged, so that nothing makes room for what waits.
+    #[test]
+    fn a_volume_that_is_put_aside_does_not_wait_for_writes_that_wait_at_its_bound() {
+        let mut log = full(Order::Ordered(Grain::Flush));
+        let waiting: Vec<OpId> = log.waiting.iter().map(|append| append.op).collect();
+        assert!(!waiting.is_empty(), "nothing waits");
+        let mut marks = Vec::new();
+        let mut asks = Asks::default();
+        for _ in 0..20 {
+            marks.extend(log.mark(1, "late", b"late".to_vec(), &mut asks));
+        }
+        log.put_aside(1);
+        log.follow(NOW, &mut asks);
+        let answered = carry(&mut log, asks);
+        assert!(!answered.iter().any(|op| waiting.contains(op)), "{answered:?}");
+        assert!(!log.is_settled(1), "somebody waits");
+        let mut asks = Asks::default();
+        log.clients_left(1, &mut asks);
+        let failed = |op: &OpId| asks.answers.contains(&(*op, true));
+        assert!(waiting.iter().all(failed), "{:?}", asks.answers);
+        assert!(log.is_settled(1) && log.waiting.is_empty());
+        // Marks that had not come to the log yet do not come; it takes others when it stays.
+        let states: Vec<MarkState> = marks.iter().map(|&mark| log.mark_state(1, mark)).collect();
+        assert!(states.contains(&MarkState::Failed), "{states:?}");
+        assert!(!states.contains(&MarkState::Waits), "{states:?}");
+        log.resume(1, &mut asks);
+        log.volumes.get_mut(&1).unwrap().stated = None;
+        log.divide();
+        let mut asks = Asks::default();
+        let mark = log.mark(1, "stays", b"stays".to_vec(), &mut asks).unwrap();
+        log.follow(NOW, &mut asks);
+        assert_eq!(log.mark_state(1, mark), MarkState::Waits);
+        assert!(!asks.writes.is_empty() || !log.writing.is_empty(), "it is on its way");
+    }
+
+    #[test]
+    fn a_volume_that_is_put_aside_answers_what_is_logged_though_what_is_dirty_is_too_old() {
+        let mut log = log(Order::Ordered(Grain::Flush));
+        let age = Age { most: Nanos::from_secs(1), hard: true };
+        log.volumes.get_mut(&1).unwrap().age = Some(age);
+        let written = |log: &mut WriteLog<Vec<u8>>, now, op| {
+            let mut asks = Asks::default();
+            log.append(now, append(op), &mut asks);
+            for write in std::mem::take(&mut asks.writes) {
+                log.written(now, write.number, true, &mut asks);
+            }
+            if let Some(covers) = asks.flush.take() {
+                log.flushed(now, covers, true, &mut asks);
+            }
+            asks.answers
+        };
+        assert_eq!(written(&mut log, NOW, 1), [(OpId(1), false)]);
+        let later = NOW + Nanos::from_secs(5);
+        assert_eq!(written(&mut log, later, 2), []);
+        log.put_aside(1);
+        let mut asks = Asks::default();
+        log.follow(later, &mut asks);
+        assert_eq!(asks.answers, [(OpId(2), false)]);
+        carry(&mut log, asks);
+        assert!(log.is_settled(1));
+    }
+
+    #[test]
+    fn memory_that_a_volume_waits_for_is_not_kept_from_others_once_it_is_put_aside() {
+        let mut log = log(Order::Ordered(Grain::Flush));
+        let most = log.config.memory;
+        assert!(log.memory.take(1, most, 2) && !log.memory.take(1, 1, 2));
+        log.memory.give(1, most).for_each(drop);
+        log.put_aside(1);
+        assert!(log.memory.take(2, most / 2, 2) && log.memory.take(2, most / 2, 2));
     }
 }
