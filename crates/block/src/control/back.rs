@@ -302,11 +302,26 @@ impl Control {
     }
 
     /// A consistency point of a volume.
-    pub(super) fn mark(&self, volume: &str, name: &str, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+    pub(super) fn mark(
+        &self,
+        volume: &str,
+        name: &str,
+        timeout: Duration,
+        go_on: GoOn<'_>,
+    ) -> Result<Value, Refusal> {
         check_mark(name).map_err(|message| Refusal { message, usage: true })?;
-        let mut hear = || go_on(Progress::default());
+        let begun = Instant::now();
+        let mut late = false;
+        let mut hear = || {
+            late = begun.elapsed() >= timeout;
+            !late && go_on(Progress::default())
+        };
         let sequence = self.cache.mark(volume, name, &mut hear)?.ok_or_else(|| {
-            refused(format!("volume '{volume}': the mark was not waited for: it may still come"))
+            let why = match late {
+                true => format!("is not durable after {} s", timeout.as_secs()),
+                false => "was not waited for".to_owned(),
+            };
+            refused(format!("volume '{volume}': the mark {why}: it may still come"))
         })?;
         Ok(json!({ "volume": volume, "mark": name, "sequence": sequence }))
     }

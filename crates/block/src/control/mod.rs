@@ -62,8 +62,11 @@ pub type OpenStore =
 /// Between two questions to the drive about its wear.
 const WEAR: Duration = Duration::from_secs(60);
 
-/// For requests to end when a volume is detached, by default, seconds.
-const DETACH_SECONDS: u64 = 30;
+/// For what a detach waits for, where nothing else is said and it is neither clients nor what comes to a store that is reached.
+const DETACH: Duration = Duration::from_secs(30);
+
+/// For a mark to be durable, by default, seconds.
+const MARK_SECONDS: u64 = 60;
 
 /// So long until it is looked again whether a volume is free.
 const TAKEN: Duration = Duration::from_millis(20);
@@ -133,10 +136,10 @@ impl From<CacheError> for Refusal {
 
 /// Waits until all have let go of a volume's store, who serve it and who reads of it when there is time: with the last of them
 /// its lock goes, and whoever wants it next can have it.
-fn released(name: &str, volume: &Arc<Volume>) {
+fn released(name: &str, volume: &Arc<Volume>, go_on: &mut dyn FnMut() -> bool) {
     let until = Instant::now() + RELEASE;
     while Arc::strong_count(volume) > 1 || volume.backing().sessions() > 0 {
-        if Instant::now() >= until {
+        if Instant::now() >= until || !go_on() {
             tracing::warn!(
                 "volume '{name}': its store is still in use, and stays locked until that ends"
             );
@@ -229,12 +232,15 @@ impl Control {
             Request::Flush { volume, seconds } => {
                 self.flush(volume.as_deref(), seconds.map(Duration::from_secs), go_on)
             }
-            Request::Mark { volume, name } => self.mark(&volume, &name, go_on),
+            Request::Mark { volume, name, seconds } => {
+                let timeout = Duration::from_secs(seconds.unwrap_or(MARK_SECONDS));
+                self.mark(&volume, &name, timeout, go_on)
+            }
             Request::Discard { volume, yes } => {
                 Ok(json!(self.cache.discard_unreadable(&volume, yes)?))
             }
             Request::Detach { volume, disconnect, seconds, keep_dirty } => {
-                let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
+                let timeout = seconds.map(Duration::from_secs);
                 self.detach(&volume, (disconnect, keep_dirty), timeout, go_on)
             }
             Request::Write { volume, back, seconds } => {
@@ -268,7 +274,7 @@ impl Control {
         let mut one = None;
         if self.cache.volume(name).is_none() {
             // It is not taken up meanwhile.
-            one = Some(self.cache.changing().volume(name));
+            one = Some(self.take(name, &mut |_| go_on())?);
         }
         let attached = self.cache.volume(name).is_some();
         let dropped = if attached {
@@ -393,9 +399,11 @@ impl Control {
         &self,
         name: &str,
         (disconnect, keep_dirty): (bool, bool),
-        timeout: Duration,
+        timeout: Option<Duration>,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
+        let begun = Instant::now();
+        let is_late = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
         // (Not kept while this waits: another detach waits until nobody has the store any more.)
         let was_leaving = self.leaves(name).is_some_and(|leaves| {
             if disconnect {
@@ -404,14 +412,33 @@ impl Control {
             }
             true
         });
-        let _one = self.take(name, go_on)?;
+        let taken = |name: &str| {
+            refused(format!(
+                "volume '{name}' stays as it is: something else was done with it for {} s",
+                timeout.unwrap_or_default().as_secs()
+            ))
+        };
+        let mut waits = |progress: Progress| !is_late() && go_on(progress);
+        let _one = self.take(name, &mut waits).map_err(|why| match is_late() {
+            true => taken(name),
+            false => why,
+        })?;
         if was_leaving && self.cache.volume(name).is_none() {
             return Err(refused(format!(
                 "volume '{name}' was detached meanwhile, by another command"
             )));
         }
         let store = self.volumes.find(name).map(|v| v.backing().place());
-        let _store = store.map(|place| self.cache.changing().store(place));
+        let mut _store = None;
+        if let Some(place) = store {
+            while _store.is_none() {
+                _store = self.cache.changing().try_store(place.clone());
+                if _store.is_none() && !waits(Progress::default()) {
+                    return Err(taken(name));
+                }
+                std::thread::sleep(TAKEN * u32::from(_store.is_none()));
+            }
+        }
         let Some(volume) = self.volumes.remove(name) else {
             if self.forget_waiting(name) {
                 tracing::info!("volume '{name}' is not waited for any more");
@@ -425,24 +452,28 @@ impl Control {
             }));
         };
         let (mut regions, mut dirty) = (0, 0);
-        let (mut waiting, mut too_long, mut marker) = (None, false, false);
+        let (mut waiting, mut late, mut marker) = (None, None, false);
         let trouble = || back::not_reached(volume.backing());
         let mut hear = |how: Detaching| {
             // Clients may take their time, unless they were told to go.
             let hurry = match how {
                 Detaching::Clients(_) => disconnect,
                 Detaching::Draining | Detaching::Marker => true,
-                // Its store takes its time: that is told, and whoever waits decides.
-                Detaching::Dirty(_) => keep_dirty,
+                // Its store takes its time, if it is there.
+                Detaching::Dirty(_) => keep_dirty || !trouble().is_empty(),
                 Detaching::Durable(_) => false,
             };
             marker = how == Detaching::Marker;
-            if hurry {
-                let begun: Instant = *waiting.get_or_insert_with(Instant::now);
-                too_long = begun.elapsed() >= timeout;
+            let (since, most) = match timeout {
+                Some(timeout) => (Some(begun), timeout),
+                None if hurry => (Some(*waiting.get_or_insert_with(Instant::now)), DETACH),
+                None => (None, DETACH),
+            };
+            if since.is_some_and(|since| since.elapsed() >= most) {
+                late = Some(most.as_secs());
             }
-            !too_long
-                && go_on(match how {
+            late.is_none()
+                && waits(match how {
                     Detaching::Clients(1) => Progress {
                         what: "1 client is still there (--disconnect closes its connection)".into(),
                         ..Progress::default()
@@ -500,7 +531,7 @@ impl Control {
                 // As long as somebody has it.
                 let moved = moved(&volume);
                 self.volumes.gone(&volume);
-                released(name, &volume);
+                released(name, &volume, &mut || waits(Progress::default()));
                 if durable {
                     tracing::info!("volume '{name}' is detached");
                 } else {
@@ -514,27 +545,32 @@ impl Control {
                 )
             }
             Ok(None) => {
-                if too_long && marker {
+                if let Some(seconds) = late.filter(|_| marker) {
                     self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
                     return Err(refused(format!(
-                        "volume '{name}' stays attached: its marker was not reached within {} s, and has to say that the cache has what \
-                         its store lacks. Nothing is lost: bring the marker's place back and detach again, or wait longer with --timeout",
-                        timeout.as_secs()
+                        "volume '{name}' stays attached: its marker was not reached within {seconds} s, and has to say that the cache has what \
+                         its store lacks. Nothing is lost: bring the marker's place back and detach again, or wait longer with --timeout"
                     )));
                 }
                 let volume_again = volume.clone();
                 self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
-                if !too_long {
+                let Some(seconds) = late else {
                     return Err(refused(format!("interrupted: volume '{name}' stays attached")));
-                }
-                let why = match volume_again.backing().trouble() {
-                    Some(trouble) => format!("its store {}", trouble.what),
-                    None => "its store has not answered them".to_owned(),
+                };
+                let back = self.cache.back_status(name);
+                let troubles = back.map_or_else(Vec::new, |back| back.troubles);
+                let why = match (volume_again.backing().trouble(), troubles.first()) {
+                    (Some(trouble), _) => format!("its store {}", trouble.what),
+                    (None, Some(trouble)) => trouble.clone(),
+                    (None, None) if volume_again.clients() > 0 => format!(
+                        "clients still there: {} (--disconnect closes their connections)",
+                        volume_again.clients()
+                    ),
+                    (None, None) => "its store has not answered them".to_owned(),
                 };
                 Err(refused(format!(
-                    "volume '{name}' stays attached: requests for it did not end within {} s: {why}. Nothing is lost: bring the \
-                     store back and detach again, or wait longer with --timeout",
-                    timeout.as_secs()
+                    "volume '{name}' stays attached: requests for it did not end within {seconds} s: {why}. Nothing is lost: bring the \
+                     store back and detach again, or wait longer with --timeout"
                 )))
             }
             Err(error) => {

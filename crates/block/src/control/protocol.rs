@@ -57,6 +57,9 @@ pub enum Request {
         volume: String,
         /// The mark's name: 1 to 255 bytes.
         name: String,
+        /// How long it is waited for; 60 if nothing is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seconds: Option<u64>,
     },
     /// What of a volume that writes back cannot be read any more is to be given up.
     Discard {
@@ -81,7 +84,8 @@ pub enum Request {
         /// Its clients' connections are closed, instead of waiting for them to go.
         #[serde(default)]
         disconnect: bool,
-        /// How long requests for it may take to end before it stays attached; 30 if nothing is said.
+        /// How long all of it may take before it stays attached. If nothing is said clients are waited for, and what comes to a store that is reached;
+        /// all else may take 30 s.
         #[serde(default)]
         seconds: Option<u64>,
         /// What is dirty of it stays in the cache, until it is attached again with that.
@@ -305,7 +309,8 @@ mod tests {
             Request::Flush { volume: None, seconds: None },
             Request::Flush { volume: Some("a".into()), seconds: Some(5) },
             Request::Discard { volume: "a".into(), yes: true },
-            Request::Mark { volume: "a".into(), name: "vor dem Umzug: ä".into() },
+            Request::Mark { volume: "a".into(), name: "vor dem Umzug: ä".into(), seconds: None },
+            Request::Mark { volume: "a".into(), name: "b".into(), seconds: Some(2) },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
             Request::Detach {
                 volume: "ä".into(),

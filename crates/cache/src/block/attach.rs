@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, RecvTimeoutError};
 
 use larder_engine::block::Fault;
 use larder_engine::block::node::attachment::Attachment;
@@ -13,6 +12,7 @@ use larder_engine::block::volumes::Found;
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
+use super::attended::{finishes, is_unwanted};
 use super::back::{self, Alone, BackWish};
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
@@ -229,6 +229,15 @@ impl Core {
     fn detach_as(
         &self,
         name: &str,
+        how: (bool, bool),
+        go_on: GoOn<'_>,
+    ) -> Result<Option<bool>, CacheError> {
+        self.attended(Detaching::Draining, go_on, |go_on| self.puts_aside(name, how, go_on))
+    }
+
+    fn puts_aside(
+        &self,
+        name: &str,
         (disconnect, keep_dirty): (bool, bool),
         go_on: GoOn<'_>,
     ) -> Result<Option<bool>, CacheError> {
@@ -248,7 +257,7 @@ impl Core {
         // Nobody changes over how it is written from here on, whichever way that is: it would come back to write back when it has gone.
         let Some(alone) = self.alone_without_clients(&attached, go_on) else { return Ok(None) };
         if attached.attachment().is_some() {
-            if keep_dirty && !self.reaches_marker(name, go_on)? {
+            if keep_dirty && !self.reaches_marker(name, go_on) {
                 return Ok(None);
             }
             let mut hears = |left| {
@@ -294,6 +303,7 @@ impl Core {
         let gone = self.carry_over(&mut operation, &mut io, Operation::detach_step);
         if !matches!(gone, Ok(Ok(()))) {
             self.returns_to_store(&volume);
+            finishes();
             // It stays: what is dirty is taken up again before anybody sees it.
             if let Some(wish) = carried {
                 self.begin_back(&volume, &wish)?;
@@ -322,23 +332,12 @@ impl Core {
 
     /// Waits until the marker of a volume was looked at: it may lie on a store that is away, and nothing has changed yet. (What is wrong with it
     /// is told when it is written.) False if `go_on` has said no.
-    fn reaches_marker(&self, name: &str, go_on: GoOn<'_>) -> Result<bool, CacheError> {
-        let Some(core) = self.me.get().and_then(std::sync::Weak::upgrade) else { return Ok(true) };
-        let of = name.to_owned();
-        let (ends, ended) = mpsc::channel::<()>();
-        let look = move || {
-            core.reads_marker(&of);
-            drop(ends);
-        };
-        // It may hang with its store.
-        let spawned = std::thread::Builder::new().name("block-marker".into()).spawn(look);
-        spawned.map_err(|e| CacheError::System { what: "a thread", reason: e.to_string() })?;
-        while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-            if !go_on(Detaching::Marker) {
-                return Ok(false);
-            }
+    fn reaches_marker(&self, name: &str, go_on: GoOn<'_>) -> bool {
+        if !go_on(Detaching::Marker) {
+            return false;
         }
-        Ok(true)
+        self.reads_marker(name);
+        !is_unwanted()
     }
 
     /// Has workers let go of the stores of volumes that are closed.

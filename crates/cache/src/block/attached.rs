@@ -273,13 +273,18 @@ impl Attached {
     pub(super) fn make_durable_within(&self, timeout: Nanos) -> Result<(), CacheError> {
         let durable = self.volume.capabilities().read_only
             || self.flusher.flush(Duration::from_nanos(timeout.0));
-        durable.then_some(()).ok_or_else(|| CacheError::NotYet {
+        durable.then_some(()).ok_or_else(|| self.is_not_durable(timeout))
+    }
+
+    /// The error of a store that could not be made durable in that time.
+    pub(super) fn is_not_durable(&self, timeout: Nanos) -> CacheError {
+        CacheError::NotYet {
             name: self.name.clone(),
             reason: format!(
                 "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",
                 timeout.as_secs_f64()
             ),
-        })
+        }
     }
 
     /// Its first byte in the line space. It changes only while nobody is inside its [`Gate`].

@@ -92,18 +92,22 @@ impl Flusher {
         *locked(mine) = Some((session, volume));
     }
 
+    /// Waits for so long at most until the flush of that number has ended. Returns as [`Flusher::is_durable`].
+    pub(super) fn wait(&self, number: u64, timeout: Duration) -> Option<bool> {
+        self.flush_by_hand();
+        let state = locked(&self.shared.state);
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout_while(state, timeout, |s| s.is_durable(number).is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_durable(number)
+    }
+
     /// Everything that has ended on any session of the store is durable when this returns true. Waits no longer than
     /// `timeout`.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         let number = self.want();
-        self.flush_by_hand();
-        let state = locked(&self.shared.state);
-        let (state, _) = self
-            .shared
-            .changed
-            .wait_timeout_while(state, timeout, |s| s.is_durable(number).is_none())
-            .unwrap_or_else(PoisonError::into_inner);
-        state.is_durable(number) == Some(true)
+        self.wait(number, timeout) == Some(true)
     }
 
     /// No flush begins any more, and none under way is waited for, by anybody. The session is gone behind this, and with the last of

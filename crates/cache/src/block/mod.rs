@@ -37,6 +37,7 @@
 mod aside;
 mod attach;
 mod attached;
+mod attended;
 pub mod back;
 mod budget;
 mod builder;

@@ -158,9 +158,10 @@ pub(crate) struct DetachArgs {
     /// Close its clients' connections instead of waiting for them to go
     #[arg(long)]
     disconnect: bool,
-    /// Seconds for requests under way to end, as with a store that is not reached; then the volume stays attached
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
+    /// Wait no longer than this, whatever for; then the volume stays attached. None: clients are waited for, and what comes to a
+    /// store that is reached; all else for 30 s
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
     /// Of a volume that writes back: leave what is dirty in the cache, instead of bringing it to the store. Attach it with this
     /// cache again, on this host or another; until then no cache serves it
     #[arg(long)]
@@ -247,7 +248,7 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
     let request = Request::Detach {
         volume: args.volume.clone(),
         disconnect: args.disconnect,
-        seconds: Some(args.timeout),
+        seconds: args.timeout,
         keep_dirty: args.keep_dirty,
     };
     args.daemon.print(&request, |answer| {

@@ -43,13 +43,17 @@ pub(crate) struct MarkArgs {
     volume: String,
     /// What the point is called: 1 to 255 bytes
     name: String,
+    /// Wait no longer than this; then it ends with 1, and the mark may still come
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
     #[command(flatten)]
     daemon: Daemon,
 }
 
 pub(crate) fn mark(args: &MarkArgs) -> Result<(), CliError> {
     check_mark(&args.name).map_err(CliError::Usage)?;
-    let request = Request::Mark { volume: args.volume.clone(), name: args.name.clone() };
+    let (volume, name) = (args.volume.clone(), args.name.clone());
+    let request = Request::Mark { volume, name, seconds: Some(args.timeout) };
     args.daemon.print(&request, |answer| {
         let sequence = answer["sequence"].as_u64().unwrap_or_default();
         Ok(format!("{}: mark '{}' is durable on flash, write {sequence}", args.volume, args.name))
@@ -138,7 +142,7 @@ pub(crate) struct WriteArgs {
     mode: String,
     #[command(flatten)]
     how: HowArgs,
-    /// With `through`, wait no longer than this for its store; then it writes back as before, and this ends with 1. None: without end
+    /// Wait no longer than this for its store; then it writes as before, and this ends with 1. None: without end
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
     #[command(flatten)]
@@ -147,11 +151,6 @@ pub(crate) struct WriteArgs {
 
 pub(crate) fn write(args: &WriteArgs) -> Result<(), CliError> {
     let through = args.mode == "through";
-    if !through && args.timeout.is_some() {
-        return Err(CliError::Usage(
-            "--timeout is for what comes to the store before a volume writes through: leave it out, or say 'through'".to_owned(),
-        ));
-    }
     if through && args.how.is_stated() {
         return Err(CliError::Usage(
             "--dirty-max, --dirty-age-max, --marker, --no-marker, --store-moved, --journal and --journal-local are for a volume that is to write back: leave them \

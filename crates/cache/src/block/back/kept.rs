@@ -16,6 +16,7 @@ use larder_format::block::superblock::WrittenBack;
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace};
 
 use super::super::attached::Attached;
+use super::super::attended::lock_wanted;
 use super::super::open::CacheError;
 use super::super::{Core, locked};
 use super::steps::Way;
@@ -121,7 +122,7 @@ impl Core {
         let time = unix_nanos();
         let Some(status) = back.log().status(self.now(), attachment) else { return };
         let frontier = status.positions[0];
-        let mut number = locked(&written.number);
+        let Some(mut number) = lock_wanted(&written.number) else { return };
         if volume.attachment().is_none() || volume.changing.load(Ordering::SeqCst) {
             return;
         }
@@ -170,12 +171,14 @@ impl Core {
             run: written.durable_run.load(Ordering::Relaxed),
         };
         let tried = *locked(&written.tried);
-        let mut it = seen(&mut **locked(place), &own, tried.as_ref());
+        let Some(mut place) = lock_wanted(place) else { return Again::Unknown };
+        let mut it = seen(&mut **place, &own, tried.as_ref());
         if it.again == Again::Others && written.state.run > own.run {
             // One of this run that is not known to be written may be there.
             let own = marker::Marker { run: written.state.run, ..own };
-            it = seen(&mut **locked(place), &own, tried.as_ref());
+            it = seen(&mut **place, &own, tried.as_ref());
         }
+        drop(place);
         let Seen { again, what } = it;
         written.silent.store(again == Again::Unknown, Ordering::Relaxed);
         let halted = again == Again::Others;

@@ -377,7 +377,10 @@ impl Core {
         })?;
         let Some((cache, record, known)) = found else { return Ok(()) };
         match wish.back {
-            Some(_) => self.write_back(&volume, record, cache, wish, None, false),
+            Some(_) => {
+                let comes = (None, false);
+                self.write_back(&volume, record, cache, wish, comes, &mut |_| true)
+            }
             None => {
                 let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
                 let drains = closed || !self.is_enabled();
@@ -403,6 +406,11 @@ impl Core {
         name: &str,
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<bool, CacheError> {
+        let left = self.back_status(name).map_or(0, |now| now.status.held.0);
+        self.attended(left, go_on, |go_on| self.brings(name, go_on))
+    }
+
+    fn brings(&self, name: &str, go_on: &mut dyn FnMut(u64) -> bool) -> Result<bool, CacheError> {
         let fail =
             |reason: &str| CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() };
         self.attached(name)?;
@@ -568,7 +576,10 @@ impl Core {
             (Some(_), None) if self.saves(name).is_some() => Err(fail(
                 "the write budget is used up: it writes back by itself when there is budget again",
             )),
-            _ => self.changes_over(&volume, wish, go_on),
+            _ => {
+                let left = self.back_status(name).map_or(0, |now| now.status.held.0);
+                self.attended(left, go_on, |go_on| self.changes_over(&volume, wish, go_on))
+            }
         }
     }
 
@@ -610,7 +621,9 @@ impl Core {
                 let Some((cache, record)) = found.filter(|_| self.is_enabled()) else {
                     return Err(fail("it is to write back, and the cache is not used"));
                 };
-                self.write_back(volume, record, cache, wish, None, true).map(|()| true)
+                let done = self.write_back(volume, record, cache, wish, (None, true), go_on);
+                // (It may have failed for not being waited for.)
+                if done.is_err() && !go_on(0) { Ok(false) } else { done.map(|()| true) }
             }
         }
     }

@@ -19,8 +19,10 @@ use larder_volume::marker::{
     Found, MarkerIoError, MarkerPlace, NamedPlace, PlaceOptions, Unopened,
 };
 
+use super::super::attended::{is_attended, is_unwanted};
 use super::super::locked;
 use super::super::open::CacheConfig;
+use super::super::operators::LOOK;
 
 /// For one call. A write of a marker makes two copies durable, one after the other.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -71,7 +73,7 @@ impl Asking {
         let failed = |reason| MarkerIoError::Failed { place: at.clone(), reason };
         let asked = Asked::on_a_thread(&at, open);
         let asked = asked.map_err(|e| failed(no_thread(&e)))?;
-        match asked.wait(patience) {
+        match asked.wait(patience, true) {
             Ok(opened) => Ok(Box::new(opened?)),
             Err(RecvTimeoutError::Timeout) => Err(silent(&at, patience, asked.begun)),
             Err(RecvTimeoutError::Disconnected) => Err(failed(ENDED.to_owned())),
@@ -135,9 +137,18 @@ impl<T: Send + 'static> Asked<T> {
         Ok(Asked { begun, told, call, at: at.to_owned() })
     }
 
-    /// What came of it; nobody waits for it after that.
-    fn wait(&self, patience: Duration) -> Result<T, RecvTimeoutError> {
-        let said = self.told.recv_timeout(patience);
+    /// What came of it; nobody waits for it after that. `may_end`: nor once that is unwanted.
+    fn wait(&self, patience: Duration, may_end: bool) -> Result<T, RecvTimeoutError> {
+        let mut left = patience;
+        let said = loop {
+            let step = if may_end && is_attended() { left.min(LOOK) } else { left };
+            let said = self.told.recv_timeout(step);
+            left -= step;
+            let waits = matches!(said, Err(RecvTimeoutError::Timeout)) && !left.is_zero();
+            if !waits || is_unwanted() {
+                break said;
+            }
+        };
         if said.is_err() {
             let mut call = locked(&self.call);
             if *call == Call::UnderWay {
@@ -221,8 +232,10 @@ impl Patient {
         }
     }
 
+    /// `changes`: it is not broken off.
     fn ask<T: Send + 'static>(
         &mut self,
+        changes: bool,
         act: impl FnOnce(&mut dyn MarkerPlace) -> Result<T, MarkerIoError> + Send + 'static,
     ) -> Result<T, MarkerIoError> {
         // It is here still where there is no thread to be had.
@@ -244,7 +257,7 @@ impl Patient {
                 return Err(self.failed(no_thread(&error)));
             }
         };
-        match asked.wait(self.patience) {
+        match asked.wait(self.patience, !changes) {
             Ok(Some(said)) => {
                 let place = self.take()?;
                 self.fenced = place.is_fenced();
@@ -266,27 +279,27 @@ impl Drop for Patient {
         if let Where::Here(place) = std::mem::replace(&mut self.place, Where::Lost)
             && let Ok(asked) = Asked::on_a_thread(&self.opened_as, move || drop(place))
         {
-            let _ = asked.wait(self.patience);
+            let _ = asked.wait(self.patience, true);
         }
     }
 }
 
 impl MarkerPlace for Patient {
     fn read(&mut self) -> Result<Found, MarkerIoError> {
-        self.ask(|place| place.read())
+        self.ask(false, |place| place.read())
     }
 
     fn look(&mut self) -> Result<Found, MarkerIoError> {
-        self.ask(|place| place.look())
+        self.ask(false, |place| place.look())
     }
 
     fn write(&mut self, marker: &Marker) -> Result<(), MarkerIoError> {
         let marker = marker.clone();
-        self.ask(move |place| place.write(&marker))
+        self.ask(true, move |place| place.write(&marker))
     }
 
     fn remove(&mut self) -> Result<(), MarkerIoError> {
-        self.ask(|place| place.remove())
+        self.ask(true, |place| place.remove())
     }
 
     fn is_fenced(&self) -> bool {

@@ -459,7 +459,8 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     }
     for volume in volumes.iter().filter(|volume| !through(volume)) {
         let written = record(&volume.name).and_then(|v| v.write_back);
-        core.write_back(volume, written, was, &wish(volume), Some((&found, &scanned)), false)?;
+        let comes = (Some((&found, &scanned)), false);
+        core.write_back(volume, written, was, &wish(volume), comes, &mut |_| true)?;
     }
     for (volume, mut holder) in void {
         core.voids(volume, &mut holder)?;
@@ -522,7 +523,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
 
 impl Core {
     /// A volume writes back from now on, as its marker and this cache allow. `found` is what a start has found in the log. `served`: it was
-    /// written through until now, and its clients wait.
+    /// written through until now, and its clients wait. `go_on` may say no: it fails then.
     ///
     /// # Errors
     /// [`CacheError`]: it must not be served so. One that was served is served as before.
@@ -532,8 +533,8 @@ impl Core {
         record: Option<WrittenBack>,
         (cache, run): (Uuid, u64),
         wish: &BackWish,
-        found: Option<(&RecoveredPacked, &scan::Scan)>,
-        served: bool,
+        (found, served): (Option<(&RecoveredPacked, &scan::Scan)>, bool),
+        go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<(), CacheError> {
         let name = &volume.name;
         let back = self.back.get().ok_or_else(|| no_log(name))?;
@@ -604,7 +605,7 @@ impl Core {
             found,
         };
         let mut way = Way::comes(self, back, volume, begins);
-        way.carry_out(&mut holder, &mut |_| true).map_err(|why| why.or_say(name))?;
+        way.carry_out(&mut holder, go_on).map_err(|why| why.or_say(name))?;
         if holder.drains() {
             back.drains.store(true, Ordering::Relaxed);
         } else if comer.drains {

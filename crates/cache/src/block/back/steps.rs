@@ -3,9 +3,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use larder_base::{ByteSize, Nanos};
+use larder_engine::block::node::flushes::PATIENCE;
 use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::holder::{Applied, Held, Holder, state_of};
 use larder_engine::block::writeback::log::WriteLog;
@@ -20,6 +21,7 @@ use larder_volume::journal::Site;
 use larder_volume::marker::{MarkerIoError, MarkerPlace};
 
 use super::super::attached::Attached;
+use super::super::attended::{finishes, is_unwanted, lock_wanted};
 use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
@@ -162,12 +164,17 @@ impl<'a> Way<'a> {
     ) -> Result<(), NotDone> {
         let mut failed = None;
         while let Some(step) = holder.next() {
-            if let Err(why) = self.step(holder, step, go_on) {
+            if let Err(mut why) = self.step(holder, step, go_on) {
+                if is_unwanted() && !holder.has_failed() {
+                    // (It may have failed for not being waited for.)
+                    why = NotDone::Unwanted;
+                }
                 if let (NotDone::Failed(error), Some(_)) = (&why, &failed) {
                     tracing::warn!("volume '{}': {error}", self.volume.name);
                 }
                 failed.get_or_insert(why);
                 holder.failed();
+                finishes();
             }
         }
         failed.map_or(Ok(()), Err)
@@ -255,7 +262,7 @@ impl<'a> Way<'a> {
                 self.still_ours()?;
             }
             Step::FlushStore => {
-                volume.make_durable()?;
+                self.flush_store(within, go_on)?;
                 self.still_ours()?;
             }
             Step::Replay(generation) => {
@@ -326,6 +333,25 @@ impl<'a> Way<'a> {
     fn refuse(&self, holder: &Holder, refuses: bool) {
         let attachment = holder.state().attachment;
         tell_log(self.core, self.core.now(), |log, _| log.refuse(attachment, refuses));
+    }
+
+    /// The store is made durable.
+    fn flush_store(&self, within: Option<Nanos>, go_on: GoOn<'_>) -> Result<(), NotDone> {
+        let volume = self.volume;
+        if volume.volume().capabilities().read_only {
+            return Ok(());
+        }
+        let number = volume.flusher.want();
+        let until = Instant::now() + Duration::from_nanos(PATIENCE.0);
+        let ended = |_: &Way<'_>| {
+            let durable = volume.flusher.wait(number, LOOK);
+            durable.is_some() || Instant::now() >= until
+        };
+        self.wait(within, go_on, ended)?;
+        match volume.flusher.is_durable(number) {
+            Some(true) => Ok(()),
+            _ => Err(volume.is_not_durable(PATIENCE).into()),
+        }
     }
 
     /// Waits until something is so.
@@ -467,7 +493,10 @@ impl<'a> Way<'a> {
             Which::Held(written) => Some(written.clone()),
             Which::Comes(_) => None,
         };
-        let mut last_number = held.as_ref().map(|written| locked(&written.number));
+        let mut last_number = match &held {
+            Some(written) => Some(lock_wanted(&written.number).ok_or(NotDone::Unwanted)?),
+            None => None,
+        };
         if self.goes_itself(holder) {
             return Ok(false);
         }
