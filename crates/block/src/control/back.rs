@@ -289,9 +289,12 @@ impl Control {
         })?;
         if !done {
             if late.get() {
-                return Err(too_late(&trouble()));
+                let troubles = self.cache.back_status(name).map(|back| back.troubles);
+                let marker = troubles.iter().flatten().next().map(|what| format!("; {what}"));
+                let store = Some(trouble()).filter(|what| !what.is_empty());
+                return Err(too_late(&store.or(marker).unwrap_or_default()));
             }
-            return Err(refused(format!("interrupted: volume '{name}' writes back as before")));
+            return Err(refused(format!("interrupted: volume '{name}' writes as before")));
         }
         let mode = self.cache.back_status(name).map(|back| back.config.to_string());
         tracing::info!(

@@ -251,15 +251,15 @@ impl Core {
     fn says_again(&self, back: &Back, written: &Arc<Written>) {
         let volume = &written.attached;
         let Some(_alone) = self.try_alone(volume) else { return };
-        let again = {
-            let _number = locked(&written.number);
-            self.check_marker(back, written)
+        let (again, number) = {
+            let number = locked(&written.number);
+            (self.check_marker(back, written), *number)
         };
         if again == Again::Others {
             let why = "its marker is another's by now: see which of the two holds what counts, and stop the other";
             return self.refuses(written, why);
         }
-        let mut holder = Holder::again(written.held(back, self.now()), Fault::default());
+        let mut holder = Holder::again(written.held(back, self.now(), number), Fault::default());
         match Way::of(self, back, volume, written.clone()).carry_out(&mut holder, &mut |_| true) {
             Ok(()) => {
                 locked(&written.trouble).none();

@@ -39,6 +39,7 @@ use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
 
 use super::attached::Attached;
+use super::attended::lock_wanted;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
@@ -509,7 +510,11 @@ impl Core {
     ) -> Result<Option<bool>, CacheError> {
         let Some((back, written)) = self.back_of(&volume.name) else { return Ok(None) };
         let machine = if written.shown { Holder::left } else { machine };
-        let mut holder = machine(written.held(back, self.now()), Fault::default());
+        // (Who looks at the marker may have it.)
+        let Some(number) = lock_wanted(&written.number).map(|number| *number) else {
+            return Ok(Some(false));
+        };
+        let mut holder = machine(written.held(back, self.now(), number), Fault::default());
         let mut way = Way::of(self, back, volume, written.clone());
         let done = way.carry_out(&mut holder, go_on);
         match done {

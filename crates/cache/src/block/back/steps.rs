@@ -730,13 +730,13 @@ impl Written {
         waits || log.is_halted(self.state.attachment)
     }
 
-    /// As the machine has it.
-    pub(super) fn held(&self, back: &Back, now: Nanos) -> Held {
+    /// As the machine has it; `number` is that of its marker.
+    pub(super) fn held(&self, back: &Back, now: Nanos, number: u64) -> Held {
         let frontier = back.log().status(now, self.state.attachment);
         Held {
             cache: back.cache.0,
             entry: self.state,
-            number: *locked(&self.number),
+            number,
             durable: self.durable.load(Ordering::Relaxed),
             marked: self.place.is_some(),
             frontier: frontier.map_or(0, |status| status.positions[0]),
