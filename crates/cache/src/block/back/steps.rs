@@ -341,16 +341,24 @@ impl<'a> Way<'a> {
         if volume.volume().capabilities().read_only {
             return Ok(());
         }
-        let number = volume.flusher.want();
         let until = Instant::now() + Duration::from_nanos(PATIENCE.0);
-        let ended = |_: &Way<'_>| {
-            let durable = volume.flusher.wait(number, LOOK);
-            durable.is_some() || Instant::now() >= until
-        };
-        self.wait(within, go_on, ended)?;
-        match volume.flusher.is_durable(number) {
-            Some(true) => Ok(()),
-            _ => Err(volume.is_not_durable(PATIENCE).into()),
+        let backing = volume.volume().backing();
+        loop {
+            let number = volume.flusher.want();
+            let ended = |_: &Way<'_>| {
+                let durable = volume.flusher.wait(number, LOOK);
+                durable.is_some() || Instant::now() >= until
+            };
+            self.wait(within, go_on, ended)?;
+            if volume.flusher.is_durable(number) == Some(true) {
+                return Ok(());
+            }
+            // It has come back, and what may be lost is settled first: what was destaged before it went was destaged again.
+            let settled = volume.volume().settled() >= backing.losses();
+            let settles = !settled && self.core.settle_losses(volume, &mut || go_on(0));
+            if !settles || Instant::now() >= until {
+                return Err(volume.is_not_durable(PATIENCE).into());
+            }
         }
     }
 
