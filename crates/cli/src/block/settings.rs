@@ -101,7 +101,8 @@ pub(crate) struct Settings {
     #[arg(long = "share", value_name = "NAME=SHARE", value_parser = share, help_heading = "Cache")]
     pub(super) shares: Vec<(String, Share)>,
     /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached. What is on its way from the write log
-    /// to stores may have as much again, of all volumes together
+    /// to stores may have as much again, of all volumes together; while the store of one stands each other may have one write more (512 KiB),
+    /// or one epoch
     #[arg(long, value_name = "SIZE", default_value_t = defaults::FILL_MEMORY, help_heading = "Cache")]
     pub(super) fill_memory: ByteSize,
     /// How far is read ahead of clients that read in sequence and miss, where admission takes what they read (0: not at all)

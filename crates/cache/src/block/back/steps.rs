@@ -230,7 +230,7 @@ impl<'a> Way<'a> {
             }
             // (A device that does not work has none.)
             Step::DropLines if !core.is_enabled() => {}
-            Step::DropLines => core.distrust(volume, volume.volume().backing().look(), true)?,
+            Step::DropLines => core.distrust(volume, volume.volume().backing().look())?,
             Step::DestageMost | Step::Destage => {
                 self.destage(step, within, go_on)?;
                 if self.goes_itself(holder) {
@@ -258,11 +258,6 @@ impl<'a> Way<'a> {
                     return Err(self.fail(format!(
                         "its write log is closed ({why}): what is dirty in it may not be durable"
                     )));
-                }
-                if core.is_unlinked() {
-                    return Err(self.fail(
-                        "the file of the cache was removed, and what is dirty in it cannot be carried anywhere: have it come to its store".to_owned(),
-                    ));
                 }
                 self.still_ours()?;
             }
@@ -299,7 +294,6 @@ impl<'a> Way<'a> {
                     if through && holder.is_going() && log.closed().is_some() {
                         return false;
                     }
-                    volume.volume().writes_back(false);
                     volume.attachment.store(0, Ordering::SeqCst);
                     if through {
                         log.detach(attachment);
@@ -347,16 +341,24 @@ impl<'a> Way<'a> {
         if volume.volume().capabilities().read_only {
             return Ok(());
         }
-        let number = volume.flusher.want();
         let until = Instant::now() + Duration::from_nanos(PATIENCE.0);
-        let ended = |_: &Way<'_>| {
-            let durable = volume.flusher.wait(number, LOOK);
-            durable.is_some() || Instant::now() >= until
-        };
-        self.wait(within, go_on, ended)?;
-        match volume.flusher.is_durable(number) {
-            Some(true) => Ok(()),
-            _ => Err(volume.is_not_durable(PATIENCE).into()),
+        let backing = volume.volume().backing();
+        loop {
+            let number = volume.flusher.want();
+            let ended = |_: &Way<'_>| {
+                let durable = volume.flusher.wait(number, LOOK);
+                durable.is_some() || Instant::now() >= until
+            };
+            self.wait(within, go_on, ended)?;
+            if volume.flusher.is_durable(number) == Some(true) {
+                return Ok(());
+            }
+            // It has come back, and what may be lost is settled first: what was destaged before it went was destaged again.
+            let settled = volume.volume().settled() >= backing.losses();
+            let settles = !settled && self.core.settle_losses(volume, &mut || go_on(0));
+            if !settles || Instant::now() >= until {
+                return Err(volume.is_not_durable(PATIENCE).into());
+            }
         }
     }
 
@@ -650,7 +652,6 @@ impl<'a> Way<'a> {
             say_void(&self.volume.name, void.unwrap_or(0));
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
-        self.volume.volume().writes_back(true);
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())
     }

@@ -7,6 +7,7 @@ use larder_engine::block::node::calls::Calls as _;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
+use crate::block::back::{BackConfig, BackWish, MarkerAt};
 use larder_volume::op::{Failure, FailureKind};
 use larder_volume::{BackingError, Capabilities, Flushing, Identity, Session};
 
@@ -237,4 +238,31 @@ fn a_flush_that_hangs_holds_up_no_detach() {
     assert!(hangs && enabled);
     assert!(other.unwrap().is_some() && hanging.unwrap().is_some());
     assert!(flushing.join().unwrap().is_err(), "nobody knows whether it is durable");
+}
+
+/// The store does not become durable, for which it has two minutes: a volume that changes over to be written back, or through, waits for that.
+#[test]
+fn who_has_a_volume_change_over_is_heard_while_its_store_does_not_become_durable() {
+    let dir = TempDir::new().unwrap();
+    let cache = super::back::builder(dir.path(), Some(BackConfig::default())).open().unwrap();
+    let state = Arc::new(State::default());
+    let _goes_on = GoesOn(state.clone());
+    let marker = MarkerAt::At(dir.path().join("hanging.marker").display().to_string());
+    let back = BackWish { back: Some(BackConfig::default()), marker, ..BackWish::default() };
+    let through = BackWish::default();
+    cache.attach_as("hanging", Box::new(Hanging(state.clone())), &through).unwrap();
+    let core = cache.core();
+    for wish in [&back, &through] {
+        let writes_back = || core.back_status("hanging").is_some();
+        let before = writes_back();
+        state.hangs.store(true, Ordering::SeqCst);
+        let begun = Instant::now();
+        let mut go_on = |_| begun.elapsed() < Duration::from_secs(1);
+        assert!(!core.change_over("hanging", wish, &mut go_on).unwrap());
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        assert_eq!(writes_back(), before, "it is as it was");
+        state.hangs.store(false, Ordering::SeqCst);
+        assert!(core.change_over("hanging", wish, &mut |_| true).unwrap());
+        assert_eq!(writes_back(), !before);
+    }
 }

@@ -47,6 +47,15 @@ impl Kit {
         std::fs::remove_file(self.dir.join("kit")).ok();
     }
 
+    /// It does not answer any more, until it is [freed](Kit::goes_on).
+    fn hangs(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+    }
+
+    fn goes_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+    }
+
     /// It is gone at once.
     fn kill(mut self) {
         self.child.kill().unwrap();
@@ -197,6 +206,111 @@ fn a_volume_whose_store_is_away_is_put_aside_at_once_with_what_is_dirty() {
         assert_eq!(code, 0, "{error}");
         daemon.stop();
         drop(kit);
+        assert_eq!(std::fs::read(dir.join("disk")).unwrap()[..1 << 20], [7; 1 << 20]);
+    }
+}
+
+/// Writes wait, and nothing makes room for them.
+#[test]
+#[cfg_attr(without = "nbdkit", ignore = "needs nbdkit (Debian: nbdkit)")]
+fn a_volume_whose_writes_wait_at_its_bound_is_marked_and_put_aside_though_its_store_is_away() {
+    let dir = prepare();
+    let dir = dir.path();
+    let place = marker(dir);
+    let back = ["--write", "back:ordered", "--dirty-max", "disk=1m", "--marker", &place];
+    let kit = Kit::start(dir);
+    let daemon = serve(dir, &back);
+    let mut s = session(dir);
+    write(&mut *s, 0, 64 << 10, 7);
+    kit.kill();
+    for n in 1..64u64 {
+        let mut buf = larder_runtime::AlignedBuf::zeroed(64 << 10);
+        buf.fill(8);
+        let data = larder_runtime::Payload::new(buf);
+        s.submit(n, Op::Write { offset: n << 16, data, fua: false });
+    }
+    let mut waits = || {
+        s.flush(Instant::now());
+        s.turn(Instant::now());
+    };
+    let end = Instant::now() + Duration::from_secs(60);
+    let back_of = || json(dir, &["status"])["volumes"][0]["write_back"].clone();
+    while back_of()["held_bytes"].as_u64().unwrap() < 5 << 18 {
+        assert!(Instant::now() < end, "{:#}", back_of());
+        waits();
+    }
+    let (code, said, error) = ask(dir, &["mark", "disk", "here"]);
+    assert_eq!(code, 0, "{error}");
+    has(&said, &["'here' is durable"]);
+    let (code, said, error) = ask(dir, &["detach", "disk", "--keep-dirty", "--disconnect"]);
+    assert_eq!(code, 0, "{error}");
+    has(&said, &["disk: detached", "that its store lacks"]);
+    drop(s);
+    daemon.stop();
+    let kit = Kit::start(dir);
+    let daemon = serve(dir, &back);
+    let mut s = session(dir);
+    assert!(read(&mut *s, 0, 64 << 10).iter().all(|b| *b == 7));
+    drop(s);
+    let (code, _, error) = ask(dir, &["detach", "disk"]);
+    assert_eq!(code, 0, "{error}");
+    daemon.stop();
+    drop(kit);
+    assert_eq!(std::fs::read(dir.join("disk")).unwrap()[..64 << 10], [7; 64 << 10]);
+}
+
+/// A server does not answer that has the store, or the marker. Nothing but a mark can be done then.
+#[test]
+#[cfg_attr(without = "nbdkit", ignore = "needs nbdkit (Debian: nbdkit)")]
+fn what_waits_for_a_server_that_does_not_answer_ends_in_its_time_and_with_whoever_asked_for_it() {
+    for of_marker in [false, true] {
+        let (dir, other) = (prepare(), TempDir::new().unwrap());
+        std::fs::File::create(other.path().join("disk")).unwrap().set_len(1 << 20).unwrap();
+        let (kit, marks) = (Kit::start(dir.path()), Kit::start(other.path()));
+        let place = format!("disk=nbd+unix:///?socket={}", other.path().join("kit").display());
+        let dir = dir.path();
+        let daemon = serve(dir, &["--write", HELD, "--marker", &place]);
+        let mut s = session(dir);
+        write(&mut *s, 0, 1 << 20, 7);
+        drop(s);
+        let hangs = if of_marker { &marks } else { &kit };
+        hangs.hangs();
+        let commands = [
+            &["detach", "disk"][..],
+            &["detach", "disk", "--disconnect"],
+            &["flush", "disk"],
+            &["write", "disk", "through"],
+            &["detach", "disk", "--keep-dirty"],
+        ];
+        for command in commands {
+            let begun = Instant::now();
+            // (Without anything under way to the store it may be put aside.)
+            let (code, said, error) = ask(dir, &[command, &["--timeout", "2"]].concat());
+            let took = begun.elapsed();
+            assert_eq!(code, 1, "{command:?}: {said}{error}");
+            assert!(took < Duration::from_secs(9), "{command:?}: {took:?}");
+        }
+        let (code, _, error) = ask(dir, &["mark", "disk", "here", "--timeout", "20"]);
+        assert_eq!(code, 0, "{error}");
+        // Who has asked goes. (Of a place that is silent by now a detach hears at once.)
+        if !of_marker {
+            let mut detach = Command::new(env!("CARGO_BIN_EXE_larder"));
+            detach.args(["block", "detach", "disk", "--control"]).arg(dir.join("state/block.sock"));
+            let mut detach = detach.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            let leaves =
+                |status: &serde_json::Value| status["alarms"].to_string().contains("detached");
+            status_when(dir, "it is being detached", leaves);
+            detach.kill().unwrap();
+            detach.wait().unwrap();
+            let begun = Instant::now();
+            status_when(dir, "it is given up", |status| !leaves(status));
+            assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+        }
+        hangs.goes_on();
+        let (code, _, error) = ask(dir, &["detach", "disk"]);
+        assert_eq!(code, 0, "{error}");
+        daemon.stop();
+        drop((kit, marks));
         assert_eq!(std::fs::read(dir.join("disk")).unwrap()[..1 << 20], [7; 1 << 20]);
     }
 }
