@@ -668,9 +668,7 @@ impl FileSession {
         // What it says of a failure must be known before it counts as ended.
         if !well && self.syncs.ledger.lost() {
             let uri = &self.uri;
-            tracing::error!(
-                "backing store '{uri}': what was written may not be on the disk: every client's next flush fails"
-            );
+            tracing::error!("backing store '{uri}': what was written may not be on the disk");
         }
         let beside = self.syncs.ended(sync);
         if well && flush && beside.is_none() {

@@ -176,7 +176,7 @@ impl Store {
     /// What it has answered and not made durable may be gone.
     fn loses(&self, why: &str) {
         if self.ledger.lost() {
-            tracing::error!("backing store '{}': {why}: every client's next flush fails", self.uri);
+            tracing::error!("backing store '{}': {why}", self.uri);
         }
     }
 }

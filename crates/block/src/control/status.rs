@@ -344,8 +344,8 @@ pub struct StoreStatus {
     pub trouble: Option<String>,
     /// Times that it was found changed by something else: what was cached of it was dropped.
     pub foreign_changes: u64,
-    /// Times that it may have lost writes that it had answered and not made durable: every client's next flush failed, and what was
-    /// cached of such writes was dropped.
+    /// Times that it may have lost writes that it had answered and not made durable: what was cached of such writes was dropped, and every client's
+    /// next flush failed, or they came to it again from the write log.
     pub losses: u64,
     /// Whether it is asked to make durable what it has answered: `offered`; `missing`: it cannot be asked, and clients of NBD are not offered
     /// FLUSH; `needless`: what it has answered is durable, by its kind or by the operator's word. Empty while it waits.

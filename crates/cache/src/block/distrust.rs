@@ -47,11 +47,18 @@ impl LossesIo for At<'_, Distrusted<'_>> {
     fn settle(&mut self, losses: u64, dropped: u64) {
         let volume = self.of.volume.volume();
         volume.settle(losses);
-        tracing::error!(
-            "volume '{}': its store may have lost writes that it had answered and not made durable: the next flush \
-             of every client fails, and {dropped} lines that may hold such writes are dropped",
-            volume.name()
-        );
+        let name = volume.name();
+        match self.of.volume.attachment() {
+            None => tracing::error!(
+                "volume '{name}': its store may have lost writes that it had answered and not made durable: the next flush \
+                 of every client fails, and {dropped} lines that may hold such writes are dropped"
+            ),
+            // The destager finds that its window was written to a store of a former life.
+            Some(_) => tracing::warn!(
+                "volume '{name}': its store may have lost writes that it had answered and not made durable: they are in the write log and come to it \
+                 again, and {dropped} lines that may hold such writes are dropped"
+            ),
+        }
         // Answers wait for it.
         self.core.mailboxes.iter().for_each(Mailbox::wake);
     }

@@ -88,8 +88,7 @@ pub struct Answer {
     /// What was read, one after the other, in place of what is in the buffer; empty unless the service was told that it
     /// may [lend](Service::lend).
     pub lent: Vec<Payload>,
-    /// Of a flush, or a change that is to be durable: how often the store may have lost writes until now
-    /// ([`Backing::losses`](larder_volume::Backing::losses)), with nothing of them in the cache any more. Whoever answers a client
+    /// Of a flush, or a change that is to be durable: how many losses of the store until now clients hear of, with nothing of them in the cache any more. Whoever answers a client
     /// asks [`Told::hear`](super::Told::hear) with it what to say.
     pub losses: Option<u64>,
 }
@@ -248,7 +247,7 @@ impl Service for PassThrough {
             {
                 volume.health().failed(volume.name(), failure, Instant::now());
             }
-            let losses = op.is_durable().then(|| volume().map(|v| v.backing().losses())).flatten();
+            let losses = op.is_durable().then(|| volume().map(|v| v.told())).flatten();
             let buf = self.deferred.buffer(op);
             Some(Answer { losses, ..Answer::new(token, outcome, buf) })
         })

@@ -168,6 +168,12 @@ impl larder_engine::block::node::event::Volume for Known {
         self.0.volume.backing().losses()
     }
 
+    fn told_of(&self, losses: u64) -> (u64, u64) {
+        let of = self.0.volume.losses();
+        let last = of.last(losses);
+        (last, of.told(last))
+    }
+
     fn settled(&self) -> u64 {
         self.0.volume.settled()
     }

@@ -18,7 +18,7 @@ pub struct Told {
 impl Told {
     /// A client of `volume` that comes now.
     pub fn new(volume: &Volume) -> Told {
-        Told { losses: AtomicU64::new(volume.backing().losses()) }
+        Told { losses: AtomicU64::new(volume.told()) }
     }
 
     /// What the client is to hear of a request that has ended so; `losses` is [`Answer::losses`](super::service::Answer::losses).

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use larder_engine::block::node::losses::Losses;
 use parking_lot::RwLock;
 
 use super::health::Health;
@@ -33,6 +34,7 @@ pub struct Volume {
     /// See [`Volume::settled`].
     settled: AtomicU64,
     wants_settled: AtomicBool,
+    losses: Losses,
 }
 
 /// A client of a volume, as long as it lives.
@@ -72,12 +74,32 @@ impl Volume {
             health: Health::default(),
             settled: AtomicU64::new(0),
             wants_settled: AtomicBool::new(false),
+            losses: Losses::default(),
         }
     }
 
     /// So many [losses](Backing::losses) of its store are settled: what the cache had of writes before them is dropped.
     pub fn settled(&self) -> u64 {
         self.settled.load(Ordering::SeqCst)
+    }
+
+    /// Which losses of its store its clients hear of.
+    pub(super) fn losses(&self) -> &Losses {
+        &self.losses
+    }
+
+    /// How many losses of its store its clients have to hear of by now.
+    pub(super) fn told(&self) -> u64 {
+        self.losses.told(self.losses.last(self.backing.losses()))
+    }
+
+    /// It writes back from now on, or no more: its store has everything durably.
+    pub(super) fn writes_back(&self, back: bool) {
+        let losses = self.backing.losses();
+        match back {
+            true => self.losses.begins(losses),
+            false => self.losses.ends(losses),
+        }
     }
 
     /// They are.

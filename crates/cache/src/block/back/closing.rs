@@ -87,6 +87,7 @@ impl Core {
                      cache device, format it and start again",
                     volume.name
                 );
+                volume.volume().writes_back(false);
                 volume.attachment.store(0, Ordering::SeqCst);
                 back.remove(attachment);
             }

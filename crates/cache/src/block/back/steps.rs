@@ -284,6 +284,7 @@ impl<'a> Way<'a> {
                     if through && holder.is_going() && log.closed().is_some() {
                         return false;
                     }
+                    volume.volume().writes_back(false);
                     volume.attachment.store(0, Ordering::SeqCst);
                     if through {
                         log.detach(attachment);
@@ -612,6 +613,7 @@ impl<'a> Way<'a> {
             say_void(&self.volume.name, void.unwrap_or(0));
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
+        self.volume.volume().writes_back(true);
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())
     }

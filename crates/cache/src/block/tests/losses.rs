@@ -7,7 +7,10 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::hanging::{Hanging, State};
 use super::*;
+use crate::block::Cache;
+use crate::block::back::{BackConfig, BackWish, MarkerAt};
 use crate::block::service::pass_through;
 use larder_volume::op::Outcome;
 use larder_volume::{BackingError, Capabilities, Flushing, Identity, Session};
@@ -271,4 +274,61 @@ fn every_client_hears_of_a_loss_once_and_finds_nothing_of_it() {
         let told = run_world(seed, ways, write, workers);
         assert!(told > 10, "{told}");
     }
+}
+
+/// What is in the write log comes to the store again, so that no client lost it, whatever the volume does later.
+#[test]
+fn what_a_store_lost_under_write_back_no_client_hears_of_and_what_it_lost_before_or_behind_every_client_does()
+ {
+    let dir = TempDir::new().unwrap();
+    let state = Arc::new(State::default());
+    let lose = || state.losses.fetch_add(1, Ordering::SeqCst);
+    let marker = MarkerAt::At(format!("file:{}", dir.path().join("marker").display()));
+    let builder = Cache::builder(dir.path().join("cache")).create(ByteSize::mib(192));
+    let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.path().join("state"));
+    let builder = builder.threads(2).volume_over("disk", Box::new(Hanging(state.clone())));
+    let back = BackConfig::default();
+    let builder = builder.write_back("disk", back.clone()).marker("disk", marker.clone());
+    let cache = builder.open().unwrap();
+    let (disk, core) = (cache.volume("disk").unwrap(), cache.core());
+    disk.write(0, vec![1; LINE]).wait().unwrap();
+    assert!(core.destage("disk", &mut |_| true).unwrap());
+    lose();
+    disk.write(0, vec![2; LINE]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    assert!(core.destage("disk", &mut |_| true).unwrap());
+    disk.flush().wait().unwrap();
+    let through = BackWish { marker: marker.clone(), ..BackWish::default() };
+    assert!(core.change_over("disk", &through, &mut |_| true).unwrap());
+    disk.flush().wait().unwrap();
+    // What is written through is lost with the store.
+    disk.write(0, vec![3; LINE]).wait().unwrap();
+    lose();
+    disk.flush().wait().unwrap_err();
+    disk.flush().wait().unwrap();
+    // It is told under write-back too.
+    disk.write(0, vec![4; LINE]).wait().unwrap();
+    lose();
+    let wish = BackWish { back: Some(back), marker, ..BackWish::default() };
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Err(why) = core.change_over("disk", &wish, &mut |_| true) {
+        // Nothing is durable before what was lost is out of the cache.
+        assert!(Instant::now() < end, "{why}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    disk.flush().wait().unwrap_err();
+    disk.flush().wait().unwrap();
+    lose();
+    disk.flush().wait().unwrap();
+    // One that the log has no more: its device fails.
+    cache.core().faults.flushes.store(true, Ordering::SeqCst);
+    disk.write(0, vec![5; LINE]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    while core.back_status("disk").is_some() {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    disk.flush().wait().unwrap();
+    lose();
+    disk.flush().wait().unwrap_err();
 }

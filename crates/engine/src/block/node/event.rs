@@ -82,6 +82,11 @@ pub trait Volume: Clone {
     fn losses(&self) -> u64 {
         0
     }
+    /// The last of so many losses that matters to clients, and how many of those up to it they hear of: see
+    /// [`Losses`](super::losses::Losses).
+    fn told_of(&self, losses: u64) -> (u64, u64) {
+        (losses, losses)
+    }
     /// For how many of those nothing is cached any more that the store may have lost.
     fn settled(&self) -> u64 {
         u64::MAX
@@ -286,7 +291,7 @@ pub struct Answer<H: Host> {
     pub outcome: Result<H::Extents, H::Failure>,
     /// A write's bytes: others may still have them.
     pub bytes: Option<H::Bytes>,
-    /// Of what is durable now, or failed to be: how often the store may have lost writes until now. Nothing of them is cached
+    /// Of what is durable now, or failed to be: how many losses of the store until now its client hears of. Nothing of them is cached
     /// any more.
     pub losses: Option<u64>,
     /// What became of it; `None` of what went straight to the store, or was refused.

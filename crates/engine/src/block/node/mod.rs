@@ -21,6 +21,7 @@
 //! | [`looks`] | nothing: it is what operators, counts, figures and recordings ask of shards |
 //! | [`maintenance`] | when fills and records are written, which ranges have their bits, which store is flushed, when the cache is given up, how a run ends |
 //! | [`operator`] | how what an operator asks for is done: lines locked over all shards and dropped in turns, stores distrusted, bits hurried, what a change of what is selected drops |
+//! | [`losses`] | which losses of a store the clients of its volume hear of |
 //! | [`logged`] | nothing: how the write log is called, and what it asks for handed on |
 //! | [`owners`] | whose a line is, and with that which may be displaced, may come, or is pinned |
 //! | [`prefetch`] | how fast what an operator wants ahead is asked for, beside clients |
@@ -49,6 +50,7 @@ pub mod held;
 pub mod limits;
 pub mod logged;
 pub mod looks;
+pub mod losses;
 pub mod maintenance;
 pub mod operator;
 pub mod owners;

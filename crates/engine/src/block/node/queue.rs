@@ -186,7 +186,7 @@ pub struct Queue<H: Host> {
     /// Writes of lines that could not be paid for: the budget's file is to say more first.
     unpaid: VecDeque<(OpId, Message<H::Bytes>)>,
     /// Answers that wait until what a store may have lost is out of the cache.
-    untold: Vec<(H::Volume, Answer<H>)>,
+    untold: Vec<(H::Volume, u64, Answer<H>)>,
     /// Reads of the write log under way, under numbers that are used again.
     log_jobs: Vec<Option<LogJob>>,
     /// The log was given changes that it is to make a batch of when all that came at once have come.

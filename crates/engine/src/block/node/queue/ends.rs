@@ -232,9 +232,9 @@ impl<H: Host> Queue<H> {
             if let Some(ended) = &ended {
                 node.ended(&volume, self.me, now, ended);
             }
-            // What is durable in the log no store can lose.
-            let durable = (op.fua || op.kind == Kind::Flush) && !op.logged;
-            let losses = durable.then(|| node.losses(&volume));
+            let durable = op.fua || op.kind == Kind::Flush;
+            let told = durable.then(|| volume.told_of(node.losses(&volume)));
+            let losses = told.map(|(_, told)| told);
             let laid = (op.at, op.len);
             let extents = match op.dirty.is_empty() {
                 true => op.extents,
@@ -244,12 +244,12 @@ impl<H: Host> Queue<H> {
             let answer = Answer { ticket, outcome, bytes: op.bytes, losses, ended };
             // If the store may have lost writes, it waits until nothing of them is cached any more: who is told of the loss
             // must not find them afterwards.
-            match losses {
-                Some(losses)
-                    if node.settled(&volume) < losses && node.state(&volume) != State::Unplaced =>
+            match told {
+                Some((last, _))
+                    if node.settled(&volume) < last && node.state(&volume) != State::Unplaced =>
                 {
                     volume.want_settled();
-                    self.untold.push((volume.clone(), answer));
+                    self.untold.push((volume.clone(), last, answer));
                 }
                 _ => fx.answer(answer),
             }
@@ -263,10 +263,9 @@ impl<H: Host> Queue<H> {
 
     /// Gives answers that have waited for what a store has lost.
     pub fn tell<N: Node<H>>(&mut self, node: &N, fx: &mut impl Effects<H>) {
-        let ready = |(volume, answer): &mut (H::Volume, Answer<H>)| {
-            node.state(volume) == State::Detached
-                || answer.losses.is_none_or(|losses| node.settled(volume) >= losses)
+        let ready = |(volume, last, _): &mut (H::Volume, u64, Answer<H>)| {
+            node.state(volume) == State::Detached || node.settled(volume) >= *last
         };
-        self.untold.extract_if(.., ready).for_each(|(_, answer)| fx.answer(answer));
+        self.untold.extract_if(.., ready).for_each(|(_, _, answer)| fx.answer(answer));
     }
 }
