@@ -243,7 +243,7 @@ impl Control {
             Request::Resize { volume, bytes } => self.resize(&volume, bytes, go_on),
             Request::TakeBack {} => {
                 self.cache.take_back()?;
-                Ok(json!({}))
+                Ok(json!({ "through": self.cache.could_write_back() }))
             }
             Request::Drop { volume } => self.drop_lines(&volume, go_on),
             Request::Select { volume, rule, ranges, partition, label, disk_bytes } => {

@@ -599,15 +599,6 @@ pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, C
     })
 }
 
-/// The same, of a device that is to be served: one with a write log is refused, and left alone.
-pub(super) fn superblock_to_serve(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
-    let sb = read_superblock(device)?;
-    match sb.check_written_through() {
-        Ok(()) => Ok(sb),
-        Err(source) => Err(CacheError::Superblock { path: device.name().to_string(), source }),
-    }
-}
-
 /// What was never formatted may hold somebody's data: nobody is told to format it.
 fn not_a_cache(path: String) -> CacheError {
     CacheError::NotACache { path, reason: "it has no superblock of one".to_owned() }

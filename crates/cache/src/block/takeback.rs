@@ -13,11 +13,14 @@ use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::takeback::{Again, Anew, NotTakenBack};
 use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::writeback::log::WriteLog;
 use larder_format::block::BlockSuperblock;
+use larder_runtime::Payload;
 
+use super::back::anew::Former;
 use super::log::LogThread;
 use super::notes::forget_given_up;
-use super::open::{CacheError, random, superblock_to_serve};
+use super::open::{CacheError, random, read_superblock};
 use super::shard::Out;
 use super::{Core, locked};
 
@@ -59,13 +62,18 @@ impl Core {
         if self.is_unlinked() {
             return Err(fail("its file was removed: format another and start the daemon again"));
         }
+        if let Some(why) = self.why_log_stays() {
+            return Err(fail(why));
+        }
+        // While clients are served: it may be long.
+        let mut former = self.former_log()?;
         let (id, shards) = self.next_operation();
         let mut operation = Operation::take_back(id, shards, &self.layout, Fault::default());
         let go_on = &mut || !locked(&self.log_inbox).stopped;
         let done = self.carry(&mut operation, go_on, &mut |operation, step| {
             match step {
                 Step::Stores { within } => self.make_stores_durable(within)?,
-                Step::Anew => match self.on_log(take_back) {
+                Step::Anew => match self.back_on_log(former.take()) {
                     // (It has come to its end, and who asked has heard of nothing in time.)
                     _ if self.is_enabled() => {}
                     said => said?.map_err(fail)?,
@@ -85,6 +93,10 @@ impl Core {
         Ok(())
     }
 
+    fn back_on_log(&self, former: Option<Former>) -> Result<Result<(), String>, CacheError> {
+        self.on_log(|log| take_back(log, former))
+    }
+
     fn make_stores_durable(&self, timeout: Nanos) -> Result<(), CacheError> {
         self.volumes().iter().try_for_each(|volume| volume.make_durable_within(timeout))
     }
@@ -94,15 +106,19 @@ impl Core {
 ///
 /// # Errors
 /// In words: it stays given up.
-pub(super) fn take_back(log: &mut LogThread) -> Result<(), String> {
+pub(super) fn take_back(log: &mut LogThread, former: Option<Former>) -> Result<(), String> {
     let cache = log.cache().clone();
     let random = random().map_err(|e| e.to_string())?;
     let again = Again { idle: QUIET, random, fault: Fault::default() };
-    log.begin_anew(again, &mut Empty { cache: &cache, out: Out::default() }).map_err(
+    let mut anew = Empty { cache: &cache, out: Out::default(), former, log: None };
+    log.begin_anew(again, &mut anew).map_err(
         |why| match why {
             NotTakenBack::InUse => "it is in use".to_owned(),
             NotTakenBack::Busy => "operations of its device have not ended: ask again".to_owned(),
-            NotTakenBack::Unread(why) => why,
+            NotTakenBack::Unread(why) | NotTakenBack::Log(why) => why,
+            NotTakenBack::Dirty(name) => format!(
+                "its write log, which has failed, may have writes of volume '{name}' that the store of that lacks"
+            ),
             NotTakenBack::Other => format!(
                 "'{}' holds another cache by now: start the daemon again",
                 cache.path().display()
@@ -118,15 +134,36 @@ pub(super) fn take_back(log: &mut LogThread) -> Result<(), String> {
 struct Empty<'a> {
     cache: &'a Core,
     out: Out,
+    /// What lies in the write log, and the one that takes its place, with the superblock of its run.
+    former: Option<Former>,
+    log: Option<(WriteLog<Payload>, BlockSuperblock)>,
 }
 
 impl Anew for Empty<'_> {
     fn found(&mut self) -> Result<BlockSuperblock, String> {
-        superblock_to_serve(&self.cache.device).map_err(|e| e.to_string())
+        read_superblock(&self.cache.device).map_err(|e| e.to_string())
     }
 
     fn is_idle(&mut self, shard: u32) -> bool {
         self.cache.is_idle(shard)
+    }
+
+    fn log_is_idle(&mut self) -> bool {
+        self.cache.log_is_over()
+    }
+
+    fn may_be_dirty(&mut self, name: &str, attachment: u32) -> bool {
+        self.cache.log_has(name, attachment)
+    }
+
+    fn begin_log(&mut self, superblock: &BlockSuperblock) -> Result<(), String> {
+        if superblock.write_log.is_none() {
+            return Ok(());
+        }
+        let former = self.former.as_ref().ok_or("its write log was not read")?;
+        let log = self.cache.log_anew(superblock, former).map_err(|e| e.to_string())?;
+        self.log = Some((log, superblock.clone()));
+        Ok(())
     }
 
     fn empty_map(&mut self, shard: u32) -> Map {
@@ -148,6 +185,9 @@ impl Anew for Empty<'_> {
     }
 
     fn in_force(&mut self) {
+        if let Some((log, superblock)) = self.log.take() {
+            self.cache.use_log(log, &superblock);
+        }
         // I/O that has ended may have asked once more that it be given up, and this thread has not heard of it.
         locked(&self.cache.log_inbox).mail.resumed();
         for volume in self.cache.volumes() {

@@ -289,8 +289,15 @@ pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {
 }
 
 pub(crate) fn take_back(args: &TakeBackArgs) -> Result<(), CliError> {
-    args.daemon.print(&Request::TakeBack {}, |_| {
-        Ok("the cache is used again, and begins with nothing in it".to_owned())
+    args.daemon.print(&Request::TakeBack {}, |answer| {
+        let mut text = "the cache is used again, and begins with nothing in it".to_owned();
+        let through = answer["through"].as_array().into_iter().flatten();
+        let through: Vec<_> = through.filter_map(|name| name.as_str()).collect();
+        if !through.is_empty() {
+            text += "; written through until `larder block write NAME back:ORDER` says otherwise: ";
+            text += &through.join(", ");
+        }
+        Ok(text)
     })
 }
 

@@ -83,8 +83,9 @@ impl Core {
             ),
             Said::Clean => {
                 tracing::warn!(
-                    "volume '{}': the write log has failed, and all that it held is in the store: it is written through from now on; replace the \
-                     cache device, format it and start again",
+                    "volume '{}': the write log has failed, and all that it held is in the store: it is written through from now on. If the \
+                     cache device works again the cache can be taken back, and the volume then changed to write back; else replace it, format it and \
+                     start again",
                     volume.name
                 );
                 volume.volume().writes_back(false);

@@ -1,5 +1,6 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
+pub(super) mod anew;
 mod before;
 mod closing;
 pub mod discard;
@@ -229,7 +230,7 @@ pub(super) struct Back {
     log: Mutex<WriteLog<Payload>>,
     volumes: RwLock<BTreeMap<u32, Arc<Written>>>,
     /// This cache, and its run.
-    cache: (Uuid, u64),
+    cache: (Uuid, AtomicU64),
     /// A start has found a failed log, or a device that does not work: what is dirty comes to the stores, and nothing is logged.
     drains: AtomicBool,
 }
@@ -247,6 +248,7 @@ impl Deref for Looks<'_> {
 
 impl Back {
     fn new(log: WriteLog<Payload>, cache: (Uuid, u64)) -> Back {
+        let cache = (cache.0, cache.1.into());
         Back { log: Mutex::new(log), volumes: RwLock::default(), cache, drains: false.into() }
     }
 

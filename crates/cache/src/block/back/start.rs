@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use larder_base::Nanos;
 use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::{ForDevice, call_log, tell_log};
 use larder_engine::block::writeback::holder::{Comer, Holder, Logged, Refused, mark_of};
@@ -12,9 +13,9 @@ use larder_engine::block::writeback::recovery::RecoveredPacked;
 use larder_engine::block::writeback::{Fault, destager, scan};
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, MarkerState, Order as MarkerOrder};
-use larder_format::block::superblock::WrittenBack;
+use larder_format::block::superblock::{WriteLogArea, WrittenBack};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
-use larder_runtime::{AlignedBuf, Device as _};
+use larder_runtime::{AlignedBuf, Device as _, Payload};
 use larder_volume::journal::{Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions};
 use larder_volume::{Backing, Flushing, Timeouts};
@@ -437,16 +438,7 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     let mut scanned = scan::scan(&area, sb.uuid, &mut read);
     let found = scanned.recover_packed(&asked, Fault::default());
     let run = core.on_log(|log| log.line_space().map(|sb| sb.epoch))?;
-    let config = Config {
-        cache: sb.uuid,
-        run: run.unwrap_or(sb.epoch),
-        at: area.at,
-        geometry: area.geometry,
-        segments: area.segments,
-        depth: defaults::LOG_DEPTH,
-        memory: core.config.fill_memory.0,
-        wall: super::unix_nanos().saturating_sub(core.now().0),
-    };
+    let config = log_config(core, sb.uuid, run.unwrap_or(sb.epoch), &area);
     let log = match asked.is_empty() && scanned.batches.is_empty() {
         true => WriteLog::new(config),
         false => WriteLog::found(config, &found, &scanned),
@@ -485,9 +477,47 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
     }
     // What was read may not be durable yet, and counts from now on.
     core.device.sync()?;
-    // The first batch of this run makes void what a crash may still bring back of the last.
-    let mut asked = ForDevice::default();
-    call_log(&**core, None, |log, asks| log.start(asks), |first| asked = first);
+    begin_log(core, &mut |told| {
+        let mut asked = ForDevice::default();
+        call_log(&**core, None, |log, asks| told.by(core.now(), log, asks), |more| asked = more);
+        asked
+    })?;
+    match core.back.get().is_some_and(|back| back.log().is_started()) {
+        true => Ok(()),
+        false => Err(no_room()),
+    }
+}
+
+/// What a log is told that begins.
+pub(super) enum Told {
+    Start,
+    Written(u64),
+    Flushed(u64),
+}
+
+impl Told {
+    pub(super) fn by(self, now: Nanos, log: &mut WriteLog<Payload>, asks: &mut Asks<Payload>) {
+        match self {
+            Told::Start => log.start(asks),
+            Told::Written(number) => log.written(now, number, true, asks),
+            Told::Flushed(covers) => log.flushed(now, covers, true, asks),
+        }
+    }
+}
+
+pub(super) fn no_room() -> CacheError {
+    CacheError::System {
+        what: "the write log",
+        reason: "it is full, and has no room for what a start writes".to_owned(),
+    }
+}
+
+/// The first batch of this run makes void what a crash may still bring back of the last. `tell` calls the log, and returns what that asks of the device.
+pub(super) fn begin_log(
+    core: &Core,
+    tell: &mut dyn FnMut(Told) -> ForDevice<Payload>,
+) -> Result<(), CacheError> {
+    let mut asked = tell(Told::Start);
     while !asked.is_empty() {
         let ForDevice { writes, flush, gives_up } = std::mem::take(&mut asked);
         if let Some(why) = gives_up {
@@ -498,25 +528,27 @@ pub(in crate::block) fn start(core: &Arc<Core>, sb: &BlockSuperblock) -> Result<
             let mut bytes = AlignedBuf::zeroed(write.len as usize);
             bytes[..write.head.len()].copy_from_slice(&write.head);
             core.device.write_at(write.at, &bytes)?;
-            let done = |log: &mut WriteLog<_>, asks: &mut Asks<_>| {
-                log.written(core.now(), write.number, true, asks);
-            };
-            call_log(&**core, None, done, |more| asked.add(more));
+            asked.add(tell(Told::Written(write.number)));
         }
         if let Some(covers) = flush {
             core.device.sync()?;
-            let done = |log: &mut WriteLog<_>, asks: &mut Asks<_>| {
-                log.flushed(core.now(), covers, true, asks);
-            };
-            call_log(&**core, None, done, |more| asked.add(more));
+            asked.add(tell(Told::Flushed(covers)));
         }
     }
-    match core.back.get().is_some_and(|back| back.log().is_started()) {
-        true => Ok(()),
-        false => Err(CacheError::System {
-            what: "the write log",
-            reason: "it is full, and has no room for what a start writes".to_owned(),
-        }),
+    Ok(())
+}
+
+/// What a log of this cache is built from, in this run.
+pub(super) fn log_config(core: &Core, cache: Uuid, run: u64, area: &WriteLogArea) -> Config {
+    Config {
+        cache,
+        run,
+        at: area.at,
+        geometry: area.geometry,
+        segments: area.segments,
+        depth: defaults::LOG_DEPTH,
+        memory: core.config.fill_memory.0,
+        wall: super::unix_nanos().saturating_sub(core.now().0),
     }
 }
 
@@ -544,8 +576,8 @@ impl Core {
         if back.log().closed().is_some() {
             return Err(volume_error(
                 name,
-                "it is to write back, and the write log of this cache has failed: replace the cache device, format it and start again, or serve it as \
-                 one that writes through"
+                "it is to write back, and the write log of this cache has failed: if the cache device works again take the cache back, else replace it, \
+                 format it and start again; or serve the volume as one that writes through"
                     .to_owned(),
             ));
         }
@@ -577,7 +609,7 @@ impl Core {
         let comer = Comer {
             cache,
             former: run,
-            run: back.cache.1,
+            run: back.cache.1.load(Ordering::SeqCst),
             record,
             logged,
             order: Some(order_of(config.order)),

@@ -159,7 +159,7 @@ fn a_cache_that_is_taken_back_is_not_given_up_for_what_was_before() {
     let taken_back = bench.cache.on_log(|log| {
         let cache = log.cache().clone();
         locked(&cache.log_inbox).mail.give_up(cache.now(), "it failed before".into());
-        takeback::take_back(log)
+        takeback::take_back(log, None)
     });
     taken_back.unwrap().unwrap();
     // It has had another turn.

@@ -9,7 +9,7 @@ use larder_format::block::marker::{MarkerState, choose};
 use larder_runtime::FileOp;
 
 use super::*;
-use crate::block::back::{BackConfig, Cuts, Grain, MarkerAt, Order, Pace};
+use crate::block::back::{BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Pace};
 use crate::block::{Builder, Cache};
 
 /// What fails of a cache, of what its workers ask for.
@@ -225,4 +225,94 @@ fn what_is_dirty_in_a_cache_whose_file_is_removed_comes_to_its_store() {
         assert!(store[LINE as usize..2 * LINE as usize].iter().all(|&b| b == 7), "{order:?}");
         assert_eq!(marker(dir.path()), MarkerState::Clean);
     }
+}
+
+/// Until the cache is taken back. (It is given up by another thread, and a busy disk may take its time.)
+fn taken_back(cache: &Cache) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while let Err(why) = cache.core().take_back() {
+        assert!(Instant::now() < end, "{why}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What was in the log before its failure counts no more, and what is written after it was taken back does, also for a start.
+#[test]
+fn a_cache_whose_log_failed_is_taken_back_and_its_volumes_write_back_again() {
+    for order in ORDERS {
+        let dir = TempDir::new().unwrap();
+        let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+        let (disk, core) = (cache.volume("disk").unwrap(), cache.core());
+        let back = BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() };
+        let wish = BackWish { back: Some(back), ..BackWish::default() };
+        for round in 1..=3 {
+            disk.write(0, [round; 4096]).wait().unwrap();
+            disk.write(8192, [round; 4096]).wait().unwrap();
+            disk.flush().wait().unwrap();
+            assert!(core.back_status("disk").unwrap().status.dirty > 0);
+            // The store has what it needs, and its marker cannot be told so.
+            core.faults.marks.store(true, Ordering::SeqCst);
+            core.faults.writes.store(true, Ordering::SeqCst);
+            disk.write(LINE, [round; LINE as usize]).wait().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            while core.is_enabled() {
+                assert!(Instant::now() < end, "it is not given up");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            core.faults.writes.store(false, Ordering::SeqCst);
+            let why = core.take_back().unwrap_err().to_string();
+            assert!(why.contains("'disk' is not all in the store"), "{why}");
+            core.faults.marks.store(false, Ordering::SeqCst);
+            goes_through(&cache);
+            let why = core.change_over("disk", &wish, &mut |_| true).unwrap_err().to_string();
+            assert!(why.contains("the cache is not used"), "{why}");
+            taken_back(&cache);
+            assert_eq!(core.could_write_back(), ["disk"]);
+            disk.write(0, [0x10 + round; 4096]).wait().unwrap();
+            assert_eq!(marker(dir.path()), MarkerState::Clean);
+            assert!(core.change_over("disk", &wish, &mut |_| true).unwrap());
+            assert!(core.could_write_back().is_empty());
+            assert_eq!(core.back_status("disk").unwrap().status.dirty, 0);
+            disk.write(4096, [0x20 + round; 4096]).wait().unwrap();
+            disk.flush().wait().unwrap();
+            assert_eq!(marker(dir.path()), MarkerState::Dirty);
+            let read = disk.read(0, 12288).wait().unwrap();
+            assert_eq!([read[0], read[4096], read[8192]], [0x10 + round, 0x20 + round, round]);
+        }
+        // The next start finds what is dirty since, and nothing else.
+        drop((disk, cache));
+        let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        assert_eq!(cache.core().back_status("disk").unwrap().status.dirty, 4096);
+        let read = disk.read(0, 12288).wait().unwrap();
+        assert_eq!([read[0], read[4096], read[8192]], [0x13, 0x23, 3], "{order:?}");
+        assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+        let store = std::fs::read(dir.path().join("disk")).unwrap();
+        assert_eq!([store[0], store[4096], store[8192]], [0x13, 0x23, 3], "{order:?}");
+    }
+}
+
+/// One that is written through since then, and stops so.
+#[test]
+fn a_start_finds_nothing_dirty_in_a_log_that_failed_and_was_taken_back() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Ordered(Grain::Flush);
+    let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    cache.core().faults.flushes.store(true, Ordering::SeqCst);
+    disk.flush().wait().unwrap();
+    goes_through(&cache);
+    cache.core().faults.flushes.store(false, Ordering::SeqCst);
+    taken_back(&cache);
+    disk.write(0, [2; 4096]).wait().unwrap();
+    disk.read(0, 4096).wait().unwrap();
+    drop((disk, cache));
+    let through = Cache::builder(dir.path().join("cache")).state_dir(dir.path().join("state"));
+    let through = through.threads(2);
+    let uri = format!("file:{}", dir.path().join("disk").display());
+    let cache = through.volume("disk", &uri).unwrap().open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    assert!(disk.read(0, 4096).wait().unwrap().iter().all(|&b| b == 2));
+    assert!(cache.core().back_status("disk").is_none());
 }

@@ -370,6 +370,11 @@ impl Segments {
         }
     }
 
+    /// Whether anything is being read, or written outside batches.
+    pub fn is_pinned(&self) -> bool {
+        !self.parked_pins.is_empty() || self.live.iter().any(|live| live.pins > 0)
+    }
+
     /// They have been.
     pub fn unpin(&mut self, batch: u64) {
         if let Some(live) = self.of(batch) {

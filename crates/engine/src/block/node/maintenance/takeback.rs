@@ -5,7 +5,9 @@
 //! 1. stores become durable, while clients are served: most of what there is to write;
 //! 2. all lines are locked: nothing is under way, and nothing begins;
 //! 3. stores become durable again: of what was changed meanwhile no bit says that a store may forget it;
-//! 4. the durable map is empty, durably, and the superblock is that of a new epoch;
+//! 4. the durable map is empty, durably, and the superblock is that of a new epoch; of volumes that wrote back, which have all in their stores and
+//!    write through since the write log has failed, it says that nothing of them is dirty; the write log begins in that epoch, which makes void what it
+//!    had;
 //! 5. each shard has an empty map, in the memory of the one that it had;
 //! 6. the memory is owned: all that is in it is of this run;
 //! 7. lines are used;
@@ -17,7 +19,8 @@
 //! [`Operation::take_back`](super::super::operator::Operation::take_back) has the steps; [`take_back`] is the one on the log's thread, from 4 to 8.
 
 use larder_base::Nanos;
-use larder_format::block::BlockSuperblock;
+use larder_format::block::superblock::HoldsState;
+use larder_format::block::{BlockSuperblock, Volume};
 
 use super::super::super::log::{LogFailed, LogIo, MapLog};
 use super::super::super::map::Map;
@@ -38,6 +41,10 @@ pub enum NotTakenBack {
     Unread(String),
     /// Another cache is on the device by now.
     Other,
+    /// The write log has something of this volume that its store may lack.
+    Dirty(String),
+    /// The write log cannot begin, for this reason.
+    Log(String),
     /// It fails still.
     Failed(LogFailed),
 }
@@ -51,6 +58,22 @@ pub trait Anew {
     fn found(&mut self) -> Result<BlockSuperblock, String>;
     /// `BlockShard::is_idle`.
     fn is_idle(&mut self, shard: u32) -> bool;
+    /// Whether nothing of the write log that has failed is under way; see [`WriteLog::is_over`](crate::block::writeback::log::WriteLog::is_over). True
+    /// where there is none.
+    fn log_is_idle(&mut self) -> bool {
+        true
+    }
+    /// Whether that log may have what the store of this volume, which has that attachment number, lacks.
+    fn may_be_dirty(&mut self, _name: &str, _attachment: u32) -> bool {
+        true
+    }
+    /// The write log begins in the run of this superblock, on the device, with nothing in it. It is used from [`Anew::in_force`] on.
+    ///
+    /// # Errors
+    /// Why it cannot, in words.
+    fn begin_log(&mut self, _superblock: &BlockSuperblock) -> Result<(), String> {
+        Ok(())
+    }
     /// A map with nothing in it, in the memory of the one that the shard has and does not use any more.
     fn empty_map(&mut self, shard: u32) -> Map;
     /// `BlockShard::begin_anew`.
@@ -92,19 +115,34 @@ pub fn take_back(
         anew.forget();
     }
     let shards = 0..former.layout.shards;
-    if machine.is_busy() || !shards.clone().all(|shard| anew.is_idle(shard)) {
+    let mut dirty = |volume: &&Volume| {
+        let record = volume.write_back.filter(|w| w.holds.may_be_dirty());
+        record.is_some_and(|record| anew.may_be_dirty(&volume.name, record.attachment))
+    };
+    if let Some(volume) = former.volumes.iter().find(&mut dirty) {
+        return Err(NotTakenBack::Dirty(volume.name.clone()));
+    }
+    let idle_log = anew.log_is_idle();
+    if machine.is_busy() || !idle_log || !shards.clone().all(|shard| anew.is_idle(shard)) {
         return Err(NotTakenBack::Busy);
     }
     let found = anew.found().map_err(NotTakenBack::Unread)?;
-    if found.uuid != former.uuid || found.layout != former.layout {
+    let (here, there) = (former.write_log, found.write_log);
+    if found.uuid != former.uuid || found.layout != former.layout || here != there {
         return Err(NotTakenBack::Other);
     }
     // Later than whatever has reached the device.
-    let superblock = BlockSuperblock {
+    let mut superblock = BlockSuperblock {
         sequence: former.sequence.max(found.sequence),
         generation: former.generation.max(found.generation),
         ..former
     };
+    // Their markers say so already, or the device would have to.
+    for record in superblock.volumes.iter_mut().filter_map(|volume| volume.write_back.as_mut()) {
+        if record.holds.may_be_dirty() {
+            record.holds = HoldsState::Clean;
+        }
+    }
     let epoch = next_epoch(superblock.epoch.max(found.epoch), random);
     let log = MapLog::take_back(superblock, epoch, idle, machine.stats(), io);
     let log = log.map_err(NotTakenBack::Failed)?;
@@ -114,6 +152,7 @@ pub fn take_back(
         log.plant_any(fault);
         log
     };
+    anew.begin_log(log.superblock()).map_err(NotTakenBack::Log)?;
     if fault.is(Planted::TakenBackOwnedEarly) {
         anew.own(log.superblock());
     }

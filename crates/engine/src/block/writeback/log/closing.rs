@@ -219,6 +219,31 @@ impl<B: Clone> WriteLog<B> {
         }
     }
 
+    /// Whether it has failed, has no volume any more, and nothing of it is under way: another may begin on its device ([`WriteLog::follows`]).
+    pub fn is_over(&self) -> bool {
+        let written = self.writing.is_empty() && !self.footers.is_writing();
+        self.closed.is_some()
+            && self.volumes.is_empty()
+            && written
+            && self.flushing.is_none()
+            && !self.segments.is_pinned()
+    }
+
+    /// Whether it has this volume: served, or put aside.
+    pub fn has(&self, attachment: u32) -> bool {
+        self.volumes.contains_key(&attachment)
+    }
+
+    /// Whether it has any.
+    pub fn has_any(&self) -> bool {
+        !self.volumes.is_empty()
+    }
+
+    /// It takes the place of one that [is over](WriteLog::is_over): what was counted goes on.
+    pub fn follows(&mut self, former: &WriteLog<B>) {
+        self.bytes += former.bytes;
+    }
+
     /// Whether a volume of a log that has failed is not written any more: all of it is in its store, and nothing can say so; or something cannot be
     /// read, and cannot be written over.
     pub fn stands(&self, attachment: u32) -> bool {

@@ -65,6 +65,11 @@ impl<B> Default for Footers<B> {
 }
 
 impl<B> Footers<B> {
+    /// Whether any are being written.
+    pub(super) fn is_writing(&self) -> bool {
+        !self.writing.is_empty()
+    }
+
     /// The numbers of those that are being written.
     pub(super) fn under_way(&self) -> impl Iterator<Item = u64> {
         self.writing.keys().copied()
