@@ -19,6 +19,8 @@ struct Distrusted<'a> {
     base: u64,
     /// Changes by others that its store knew of then.
     changes: u64,
+    /// Nobody else has changed it: its lines are not what it holds, by its marker.
+    voids: bool,
 }
 
 impl About for Distrusted<'_> {
@@ -66,6 +68,15 @@ impl LossesIo for At<'_, Distrusted<'_>> {
 
 impl ChangedIo for At<'_, Distrusted<'_>> {
     fn say_dropped(&mut self, dropped: u64) {
+        if self.of.voids {
+            if dropped > 0 {
+                tracing::info!(
+                    "volume '{}': {dropped} lines are dropped: its marker does not say that they are what its store holds",
+                    self.of.volume.name
+                );
+            }
+            return;
+        }
         if dropped == 0 {
             tracing::info!(
                 "volume '{}': its store was changed by something else, and no line of it was cached",
@@ -107,18 +118,24 @@ impl Core {
             return;
         }
         // Who does not answer is asked again another time.
-        let _ = self.distrust(volume, changes);
+        let _ = self.distrust(volume, changes, false);
     }
 
-    /// Drops all lines of a volume: its store was changed by others, so often as far as is known.
+    /// Drops all lines of a volume: its store was changed by others, so often as far as is known; or (`voids`) its marker does not say that they are
+    /// what the store holds.
     ///
     /// # Errors
     /// When that could not be done.
-    pub(super) fn distrust(&self, volume: &Attached, changes: u64) -> Result<(), CacheError> {
+    pub(super) fn distrust(
+        &self,
+        volume: &Attached,
+        changes: u64,
+        voids: bool,
+    ) -> Result<(), CacheError> {
         let base = volume.base();
         let (id, shards) = self.next_operation();
         let mut operation = Operation::changed(id, shards, self.lines_of(base, volume.bytes()));
-        let of = Distrusted { volume, base, changes };
+        let of = Distrusted { volume, base, changes, voids };
         let mut io = At { core: self, of, go_on: &mut |_| self.goes_on(volume) };
         let done = self.carry_over(&mut operation, &mut io, Operation::changed_step)?;
         done.map_err(|_| CacheError::Volume {
@@ -137,7 +154,7 @@ impl Core {
         let base = volume.base();
         let (id, shards) = self.next_operation();
         let mut operation = Operation::losses(id, shards, self.lines_of(base, volume.bytes()));
-        let of = Distrusted { volume, base, changes: 0 };
+        let of = Distrusted { volume, base, changes: 0, voids: false };
         let mut io = At { core: self, of, go_on: &mut |_| go_on() };
         let done = self.carry_over(&mut operation, &mut io, Operation::losses_step);
         matches!(done, Ok(Ok(())))

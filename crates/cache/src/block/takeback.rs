@@ -41,7 +41,8 @@ impl Core {
             ))
         })?;
         if self.is_enabled() {
-            if self.why_given_up().is_none() {
+            let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
+            if self.why_given_up().is_none() && (!closed || self.log_drains()) {
                 return Err(fail("it is in use"));
             }
             // It is being given up at this moment, and whoever asks has read the line that says so.

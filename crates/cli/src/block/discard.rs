@@ -104,10 +104,13 @@ pub(crate) fn run(args: &DiscardArgs) -> Result<(), CliError> {
             let uri: Uri = store.parse().map_err(|e| usage(&e))?;
             let options = OpenOptions { durable: args.store_durable, ..OpenOptions::default() };
             let opened = backing::open_with(&uri, &options);
-            Some(
-                opened
-                    .map_err(|e| CliError::Runtime(format!("{e}; --no-store does without it")))?,
-            )
+            Some(opened.map_err(|e| {
+                // One that somebody has is there: it is not gone round.
+                let text = e.to_string();
+                let hint =
+                    if text.contains("locked") { "" } else { "; --no-store does without it" };
+                CliError::Runtime(text + hint)
+            })?)
         }
         None => None,
     };

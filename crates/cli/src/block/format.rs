@@ -173,6 +173,9 @@ pub(super) fn failed(error: CacheError) -> CliError {
         .replace("as one that writes through", "without --write back:ORDER")
         .replace("format one that has", "format one that has (`larder block format --write-log`)")
         .replace("serve it as back:", "serve it with --write NAME=back:")
+        .replace("serve it too, as back:", "serve it too, with --write NAME=back:")
+        .replace("over a copy of the store", "over a copy of the store (`larder block export --base`)")
+        .replace("a plain recovery", "`larder block recover` without it")
         .replace("destage all of it before", "destage all of it (`larder block flush`) before");
     text.push_str(match &error {
         CacheError::Occupied { .. } => ": say --yes if it is",

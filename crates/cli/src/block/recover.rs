@@ -127,6 +127,13 @@ fn text(told: &Recovery, now: u64) -> String {
     let state = match told.was.as_str() {
         "damaged" => "both copies were damaged".to_owned(),
         "gone" => "it was gone, and there had been one".to_owned(),
+        "carried" => {
+            "it said that the volume was put aside in the cache with what was dirty".to_owned()
+        }
+        "closing" | "closed" => {
+            "it said that the write log of the cache had failed, and what it held was on its way to the store"
+                .to_owned()
+        }
         was => format!("it was {was}"),
     };
     rows.push(("marker", format!("{}: {state}", told.marker)));
@@ -282,7 +289,12 @@ mod tests {
             ],
         );
         assert!(!said(&dirty).contains("see to it"));
-        has(&dirty, &["mark 'nightly' is the last"]);
+        has(&dirty, &["mark 'nightly' is the last", "it was dirty"]);
+        let carried = Recovery { was: "carried".into(), ..dirty.clone() };
+        has(
+            &carried,
+            &["put aside in the cache with what was dirty", "mark 'nightly' is the last"],
+        );
         let journaled = Recovery { order: Some("journaled".into()), ..dirty.clone() };
         has(&journaled, &["journal", "at one moment"]);
         let torn = Recovery { torn: Some("it is lost".into()), ..journaled };

@@ -68,6 +68,11 @@ impl Core {
         !through || self.back.get().is_some_and(|back| back.log().has(attachment))
     }
 
+    /// Whether the log has failed in a former run, and this one works with its device all the same.
+    pub(in crate::block) fn log_drains(&self) -> bool {
+        self.back.get().is_some_and(|back| back.drains.load(Ordering::Relaxed))
+    }
+
     /// Whether nothing of a log that has failed is under way.
     pub(in crate::block) fn log_is_over(&self) -> bool {
         self.back.get().is_none_or(|back| back.log().is_over())

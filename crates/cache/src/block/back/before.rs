@@ -16,10 +16,10 @@ use super::super::open::{CacheConfig, CacheError};
 use super::super::volume::Volume;
 use super::patient::PATIENCE;
 use super::start::{
-    check_flush, check_through, is_moved, marker_error, no_journal, none_dirty, place_to_look,
-    refused, volume_error,
+    check_flush, check_through, described, is_moved, marker_error, no_journal, none_dirty,
+    place_to_look, refused, volume_error,
 };
-use super::{Asking, BackWish, MarkerAt, site};
+use super::{Asking, BACK, BackWish, MarkerAt, order_words, site};
 
 /// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
 ///
@@ -71,8 +71,11 @@ pub(in crate::block) fn check(
             && !config.awaited.contains(&v.name)
     };
     if let Some(missing) = sb.volumes.iter().find(missing) {
-        let reason = "this cache may hold writes of it that its store does not have: serve it too, as a volume that writes back, until they are there";
-        return Err(volume_error(&missing.name, reason.to_owned()));
+        let order = missing.write_back.map_or("", |w| order_words(w.order));
+        let reason = format!(
+            "this cache may hold writes of it that its store does not have: serve it too, as {BACK}{order}, until they are there"
+        );
+        return Err(volume_error(&missing.name, reason));
     }
     Ok(())
 }
@@ -118,7 +121,8 @@ pub(in crate::block) fn look(
             Found::Absent { was } => (marker::Read::Absent { was }, None),
             Found::Damaged => (marker::Read::Damaged, None),
         };
-        (judge(read, &cache, Fault::default()), place.describe(), said)
+        let at = described(Some(&*place), said.is_some());
+        (judge(read, &cache, Fault::default()), at, said)
     };
     match verdict {
         Verdict::Refuse(why) => {

@@ -82,6 +82,13 @@ impl Core {
                 volume.name
             ),
             Said::Clean => {
+                if written.place.is_some()
+                    && back.drains.load(Ordering::Relaxed)
+                    && self.is_enabled()
+                {
+                    // The device works, and lines of it are used: it does not show any more what the store has by now. (One that fails is not asked.)
+                    self.holds_nothing(&volume.name);
+                }
                 tracing::warn!(
                     "volume '{}': the write log has failed, and all that it held is in the store: it is written through from now on. If the \
                      cache device works again the cache can be taken back, and the volume then changed to write back; else replace it, format it and \

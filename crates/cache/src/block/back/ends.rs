@@ -65,8 +65,8 @@ impl Core {
 pub(super) fn say_void(name: &str, bytes: u64) {
     if bytes > 0 {
         tracing::warn!(
-            "volume '{name}': {} that this cache had of it, and its store had not, are dropped: its marker says that they count no more, since the \
-             store was recovered or was served without this cache",
+            "volume '{name}': {} that this cache had of it are dropped: its marker says that they count no more, since the store was recovered or was served \
+             without this cache, or has them, and this is an older copy of the cache",
             ByteSize(bytes)
         );
     }

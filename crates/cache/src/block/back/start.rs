@@ -119,7 +119,8 @@ fn refused_alone(why: Refused, place: &str, host: &str) -> String {
         ),
         Refused::Marker(Why::NoMarker) => format!(
             "this cache may hold writes of it that the store does not have, and {place} is gone or damaged, so nothing says that they still count: \
-             put it back"
+             put it back. If it is lost for good, export what is dirty over a copy of the store: that is the volume as it was; then have this cache discard what it \
+             holds, and put the copy in the place of the store"
         ),
         Refused::Marker(Why::MarkerLost) => format!(
             "there was a marker of write-back, and {place} is gone or damaged: put it back, or have its store recovered, \
@@ -128,11 +129,12 @@ fn refused_alone(why: Refused, place: &str, host: &str) -> String {
         Refused::Marker(Why::SetBack) => format!(
             "{place} and this cache are not of one time: one of the two is an older copy. Is there a newer copy of the cache, or of the store with its \
              marker? Use that: nothing is lost then. If there is none, have its store recovered as one that was set back, which gives up what any \
-             cache holds"
+             cache holds (where only the cache is older, a plain recovery does too)"
         ),
-        Refused::Kept => "this cache may hold writes of it that its store does not have: serve it as a volume that writes back, so that they come \
-                          there"
-            .to_owned(),
+        Refused::Kept(order) => format!(
+            "this cache may hold writes of it that its store does not have: serve it as {BACK}{}, as it was, so that they come there",
+            order_words(order)
+        ),
         Refused::Gap => "writes of it that this cache alone had are lost in the midst of others: have its store recovered, which gives up all of \
                          them"
             .to_owned(),
@@ -256,9 +258,18 @@ pub(super) fn place_to_look(
     asking.open(store, &options).map_err(|error| marker_error(name, &error))
 }
 
-/// Where a marker is, in words.
-fn described(place: Option<&dyn MarkerPlace>) -> String {
-    place.map_or_else(|| "the marker".to_owned(), MarkerPlace::describe)
+/// Where a marker is, in words. Of one that is not `there` the store may say that it is elsewhere: it may have several names.
+pub(super) fn described(place: Option<&dyn MarkerPlace>, there: bool) -> String {
+    let Some(place) = place else { return "the marker".to_owned() };
+    let named = place.named_by_store().filter(|named| !there && !named.is_this);
+    match named {
+        Some(named) => format!(
+            "{} (the store says that its marker is '{}': serve it by the name that it has beside that one)",
+            place.describe(),
+            named.path.display()
+        ),
+        None => place.describe(),
+    }
 }
 
 /// What a marker says, if it is there, and whether its volume is refused.
@@ -308,7 +319,9 @@ pub(super) fn read_marker(
 ) -> Result<SaidThere, CacheError> {
     let (said, judged) = judge_marker((name, store), holder, place.as_deref_mut(), vouched)?;
     let said = said.as_deref();
-    judged.map_err(|why| refused(name, why, &described(place.as_deref()), said, known))?;
+    judged.map_err(|why| {
+        refused(name, why, &described(place.as_deref(), said.is_some()), said, known)
+    })?;
     let taken = |v: &VolumeRecord| {
         v.name != name && v.write_back.is_some_and(|w| w.volume == holder.state().volume)
     };
@@ -361,13 +374,13 @@ pub(in crate::block) fn check_through(
         {
             tracing::warn!(
                 "volume '{name}': {} says that a cache may hold writes that the store does not have: it is read as it was before them",
-                described(place.as_deref())
+                described(place.as_deref(), true)
             );
             Ok(holder)
         }
-        judged => judged
-            .map(|()| holder)
-            .map_err(|why| refused(name, why, &described(place.as_deref()), said, known)),
+        judged => judged.map(|()| holder).map_err(|why| {
+            refused(name, why, &described(place.as_deref(), said.is_some()), said, known)
+        }),
     }
 }
 
@@ -576,9 +589,13 @@ impl Core {
         if back.log().closed().is_some() {
             return Err(volume_error(
                 name,
-                "it is to write back, and the write log of this cache has failed: if the cache device works again take the cache back, else replace it, \
-                 format it and start again; or serve the volume as one that writes through"
-                    .to_owned(),
+                match self.log_drains() && self.is_enabled() {
+                    true => "it is to write back, and the write log of this cache failed in a former run: what was left of it has come to the stores, so start again \
+                             now, and it logs again; or serve the volume as one that writes through",
+                    false => "it is to write back, and the write log of this cache has failed: if the cache device works again take the cache back, else replace it, \
+                              format it and start again; or serve the volume as one that writes through",
+                }
+                .to_owned(),
             ));
         }
         let config = wish.back.clone().unwrap_or_default();
@@ -658,7 +675,8 @@ impl Core {
     ) -> Result<(), CacheError> {
         let Some(back) = self.back.get().filter(|_| holder.next().is_some()) else { return Ok(()) };
         tracing::warn!(
-            "volume '{}': its marker says that its store has been recovered since: what this cache holds of it is void",
+            "volume '{}': its marker says that its store has everything: it was recovered or served without this cache since, or this is an older copy of \
+             the cache; what this cache holds of it is void",
             volume.name
         );
         let mut way = Way::comes(self, back, volume, Begins::default());

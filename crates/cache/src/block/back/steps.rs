@@ -223,7 +223,7 @@ impl<'a> Way<'a> {
             }
             // (A device that does not work has none.)
             Step::DropLines if !core.is_enabled() => {}
-            Step::DropLines => core.distrust(volume, volume.volume().backing().look())?,
+            Step::DropLines => core.distrust(volume, volume.volume().backing().look(), true)?,
             Step::DestageMost | Step::Destage => {
                 self.destage(step, within, go_on)?;
                 if self.goes_itself(holder) {
@@ -248,6 +248,11 @@ impl<'a> Way<'a> {
                     return Err(self.fail(format!(
                         "its write log is closed ({why}): what is dirty in it may not be durable"
                     )));
+                }
+                if core.is_unlinked() {
+                    return Err(self.fail(
+                        "the file of the cache was removed, and what is dirty in it cannot be carried anywhere: have it come to its store".to_owned(),
+                    ));
                 }
                 self.still_ours()?;
             }

@@ -106,7 +106,7 @@ fn dirty_data_is_there_after_a_stop_and_until_its_cache_is_given_up() {
     drop((disk, cache));
     // Without write-back it is refused: its store is older.
     let why = builder(dir.path(), None).open().err().unwrap().to_string();
-    assert!(why.contains("hold writes of it"), "{why}");
+    assert!(why.contains("hold writes of it") && why.contains("back:ordered"), "{why}");
     for _ in 0..2 {
         let cache = builder(dir.path(), Some(ordered(Pace::AtBound))).open().unwrap();
         let disk = cache.volume("disk").unwrap();

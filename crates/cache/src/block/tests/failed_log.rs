@@ -9,6 +9,7 @@ use larder_format::block::marker::{MarkerState, choose};
 use larder_runtime::FileOp;
 
 use super::*;
+use crate::block::back::offline::{ExportWish, export};
 use crate::block::back::{BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Pace};
 use crate::block::{Builder, Cache};
 
@@ -186,6 +187,26 @@ fn a_start_that_finds_a_failed_log_brings_what_it_has_to_the_store() {
     disk.flush().wait().unwrap();
     let store = std::fs::read(dir.path().join("disk")).unwrap();
     assert!(store[..4096].iter().all(|&b| b == 1) && store[4096..8192].iter().all(|&b| b == 3));
+    // What the log had is in the store, and older than what was written through since: nobody takes it for dirty.
+    disk.write(0, [4; 4096]).wait().unwrap();
+    disk.flush().wait().unwrap();
+    let why = cache.core().take_back().unwrap_err().to_string();
+    assert!(why.contains("in use"), "{why}");
+    drop((disk, cache));
+    let wish = ExportWish {
+        cache: dir.path().join("cache"),
+        volume: "disk".to_owned(),
+        file: dir.path().join("out"),
+        base: Some(dir.path().join("disk")),
+    };
+    let done = export(&wish, &mut |_, _| true).unwrap().unwrap();
+    assert_eq!(done.bytes, 0);
+    let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    assert!(file("out") == file("disk") && file("out")[..4096].iter().all(|&b| b == 4));
+    // And it may write back again.
+    let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+    let read = cache.volume("disk").unwrap().read(0, 4096).wait().unwrap();
+    assert!(read.iter().all(|&b| b == 4));
 }
 
 #[test]
@@ -315,4 +336,23 @@ fn a_start_finds_nothing_dirty_in_a_log_that_failed_and_was_taken_back() {
     let disk = cache.volume("disk").unwrap();
     assert!(disk.read(0, 4096).wait().unwrap().iter().all(|&b| b == 2));
     assert!(cache.core().back_status("disk").is_none());
+}
+
+/// It is no longer there to be carried anywhere.
+#[test]
+fn what_is_dirty_is_not_put_aside_in_a_cache_whose_file_was_removed() {
+    let dir = TempDir::new().unwrap();
+    let order = Order::Ordered(Grain::Flush);
+    let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(LINE, [7; LINE as usize]).wait().unwrap();
+    drop(disk);
+    std::fs::remove_file(dir.path().join("cache")).unwrap();
+    // (When it was found to be gone the log is closed, and what it had may be in the store already.)
+    let why = cache.detach_dirty("disk", &mut |_| true).unwrap_err().to_string();
+    assert!(["was removed", "does not write back"].iter().any(|w| why.contains(w)), "{why}");
+    goes_through(&cache);
+    let store = std::fs::read(dir.path().join("disk")).unwrap();
+    assert!(store[LINE as usize..2 * LINE as usize].iter().all(|&b| b == 7));
+    assert_eq!(marker(dir.path()), MarkerState::Clean);
 }

@@ -7,6 +7,7 @@ use larder_volume::{Backing, OpenOptions, open_with};
 
 use super::*;
 use crate::block::back::discard::{DiscardWish, discard};
+use crate::block::back::offline::{ExportWish, export};
 use crate::block::back::{
     BackConfig, BackWish, Cuts, Grain, MarkerAt, Order, Pace, RecoverError, RecoverWish, recover,
 };
@@ -435,5 +436,92 @@ fn a_journal_that_is_the_store_by_another_name_is_refused_and_nothing_of_the_sto
     for name in ["disk", "journal"] {
         let bytes = std::fs::read(dir.path().join(name)).unwrap();
         assert!(bytes.iter().all(|&b| b == 0), "{name}");
+    }
+}
+
+/// The marker is clean: its store has everything, and what an older copy of the cache has is void.
+#[test]
+fn an_older_copy_of_a_cache_beside_a_clean_marker_is_served_and_nothing_that_it_has_counts() {
+    for through in [false, true] {
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
+        dirty(dir, false, &["a", "b"]);
+        let older = std::fs::read(dir.join("cache")).unwrap();
+        let cache = builder(dir, &OWN).open().unwrap();
+        for name in ["a", "b"] {
+            let volume = cache.volume(name).unwrap();
+            volume.write(0, [9; 4096]).wait().unwrap();
+            volume.read(0, 4096).wait().unwrap();
+            drop(volume);
+            assert!(cache.detach(name, &mut |_| true).unwrap());
+        }
+        drop(cache);
+        File::options()
+            .write(true)
+            .open(dir.join("cache"))
+            .unwrap()
+            .write_all_at(&older, 0)
+            .unwrap();
+        for _ in 0..2 {
+            let mut builder = Cache::builder(dir.join("cache")).state_dir(dir.join("state"));
+            builder = builder.threads(1);
+            for (name, store) in OWN {
+                let uri = format!("file:{}", dir.join(store).display());
+                builder = builder.volume(name, &uri).unwrap();
+                builder = if through { builder } else { builder.write_back(name, back()) };
+            }
+            let cache = builder.open().unwrap();
+            for name in ["a", "b"] {
+                let read = cache.volume(name).unwrap().read(0, 4096).wait().unwrap();
+                assert!(read.iter().all(|&b| b == 9), "{name}, through {through}");
+                let status = cache.core().back_status(name);
+                assert_eq!(status.map(|status| status.status.dirty), (!through).then_some(0));
+            }
+        }
+    }
+}
+
+/// What is said is a way out: nothing is lost by it.
+#[test]
+fn a_cache_whose_marker_is_lost_is_exported_over_its_store_and_then_given_up() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    dirty(dir, false, &["a"]);
+    std::fs::remove_file(dir.join("a.img.larder")).unwrap();
+    let said = why(builder(dir, &OWN));
+    for word in ["put it back", "export what is dirty over a copy", "discard what it holds"] {
+        assert!(said.contains(word), "{said}");
+    }
+    let (cache, volume) = (dir.join("cache"), "a".to_owned());
+    let base = Some(dir.join("a.img"));
+    let wish =
+        ExportWish { cache: cache.clone(), volume: volume.clone(), file: dir.join("new"), base };
+    let done = export(&wish, &mut |_, _| true).unwrap().unwrap();
+    assert_eq!((done.bytes, done.unreadable_bytes, done.gap), (4096, 0, false));
+    let wish = DiscardWish { cache, volume, yes: true, ..DiscardWish::default() };
+    assert!(discard(&wish, Some(&*open_store(dir.join("a.img")))).unwrap().done);
+    let image = std::fs::read(dir.join("new")).unwrap();
+    File::options().write(true).open(dir.join("a.img")).unwrap().write_all_at(&image, 0).unwrap();
+    all_is_there(builder(dir, &OWN), &[("a", 1)]);
+}
+
+/// Beside its other name there is no marker, and the store says where it is.
+#[test]
+fn a_store_by_another_name_is_refused_and_the_place_of_its_marker_is_named() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    dirty(dir, false, &["a"]);
+    std::fs::hard_link(dir.join("a.img"), dir.join("second.img")).unwrap();
+    for (name, store) in [("a", "second.img"), ("other", "second.img")] {
+        let mut builder = builder(dir, &[(name, store), ("b", "b.img")]);
+        if name == "other" {
+            builder = Cache::builder(dir.join("other")).create(ByteSize::mib(192));
+            builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.join("state2")).threads(1);
+            let uri = format!("file:{}", dir.join(store).display());
+            builder = builder.volume(name, &uri).unwrap().write_back(name, back());
+        }
+        let said = why(builder);
+        let named = format!("says that its marker is '{}'", dir.join("a.img.larder").display());
+        assert!(said.contains(&named), "{said}");
     }
 }

@@ -87,9 +87,17 @@ fn recover(arguments: &[&str]) -> (i32, String, String) {
 fn a_dirty_store_is_clean_afterwards_and_what_is_lost_is_said() {
     for (state, order, words) in [
         (MarkerState::Dirty, Order::Flush, ["it was dirty", "order ordered", "volatile cache"]),
-        (MarkerState::Carried, Order::Completion, ["was carried", "grain=completion", "crashed"]),
+        (
+            MarkerState::Carried,
+            Order::Completion,
+            ["put aside in the cache", "grain=completion", "crashed"],
+        ),
         (MarkerState::Dirty, Order::Any, ["it was dirty", "order any", "never existed"]),
-        (MarkerState::Closed, Order::Flush, ["it was closed", "order ordered", "power cut"]),
+        (
+            MarkerState::Closed,
+            Order::Flush,
+            ["log of the cache had failed", "order ordered", "power cut"],
+        ),
     ] {
         let (_dir, uri) = store();
         drop(mark(&uri, None, state, order));

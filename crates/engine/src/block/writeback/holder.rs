@@ -71,8 +71,8 @@ pub struct Comer {
 pub enum Refused {
     /// By its marker.
     Marker(Why),
-    /// It is to be written through, and this cache holds writes that its store lacks.
-    Kept,
+    /// It is to be written through, and this cache holds writes, logged for this order, that its store lacks.
+    Kept(Order),
     /// Writes that this cache alone had are lost in the midst of others.
     Gap,
     /// What is dirty was logged for another order than it is to be served in.
@@ -379,7 +379,7 @@ impl Holder {
                     Ok(())
                 }
                 Verdict::Refuse(why) => Err(Refused::Marker(why)),
-                _ => Err(Refused::Kept),
+                _ => Err(Refused::Kept(entry.order)),
             };
         };
         let mut g;
@@ -703,7 +703,7 @@ mod tests {
         let wanted = [Step::DropLines, Step::Holds(Holds::Clean(6)), Step::Through];
         assert_eq!(steps(holder), wanted);
         let (_, judged) = read(comer(None), Mark::Dirty(CACHE), 5);
-        assert_eq!(judged, Err(Refused::Kept));
+        assert_eq!(judged, Err(Refused::Kept(Order::Flush)));
         // The device is not written then, and no line of it counts.
         let (holder, judged) = read(Comer { drains: true, ..comer(None) }, Mark::Clean, 6);
         assert_eq!((judged, steps(holder)), (Ok(()), vec![Step::DropLines]));
