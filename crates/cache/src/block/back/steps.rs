@@ -230,7 +230,7 @@ impl<'a> Way<'a> {
             }
             // (A device that does not work has none.)
             Step::DropLines if !core.is_enabled() => {}
-            Step::DropLines => core.distrust(volume, volume.volume().backing().look())?,
+            Step::DropLines => core.distrust(volume, volume.volume().backing().look(), true)?,
             Step::DestageMost | Step::Destage => {
                 self.destage(step, within, go_on)?;
                 if self.goes_itself(holder) {
@@ -258,6 +258,11 @@ impl<'a> Way<'a> {
                     return Err(self.fail(format!(
                         "its write log is closed ({why}): what is dirty in it may not be durable"
                     )));
+                }
+                if core.is_unlinked() {
+                    return Err(self.fail(
+                        "the file of the cache was removed, and what is dirty in it cannot be carried anywhere: have it come to its store".to_owned(),
+                    ));
                 }
                 self.still_ours()?;
             }
@@ -294,6 +299,7 @@ impl<'a> Way<'a> {
                     if through && holder.is_going() && log.closed().is_some() {
                         return false;
                     }
+                    volume.volume().writes_back(false);
                     volume.attachment.store(0, Ordering::SeqCst);
                     if through {
                         log.detach(attachment);
@@ -652,6 +658,7 @@ impl<'a> Way<'a> {
             say_void(&self.volume.name, void.unwrap_or(0));
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
+        self.volume.volume().writes_back(true);
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())
     }

@@ -306,7 +306,7 @@ fn dirty_data_is_not_passed_over_by_a_start_that_writes_through() {
     daemon.kill();
     let (code, message) = refused(dir, &[]);
     assert_eq!(code, Some(1), "{message}");
-    has(&message, &["volume 'disk'", "--write back"]);
+    has(&message, &["volume 'disk'", "--write NAME=back:ordered"]);
     // Nor is it brought to the store in an order that it was not logged for.
     let (code, message) = refused(dir, &["--write", "back:any"]);
     assert_eq!(code, Some(1), "{message}");
