@@ -216,15 +216,16 @@ impl Journal {
         Ok(Journal { place, head, fault })
     }
 
-    /// The same at a place that was lost while it was used as `head` says: what is damaged there is written over.
+    /// The same at a place that was lost while it was used as `head` says: what is damaged there is written over. Says whether there is something.
     fn again(
         mut place: Box<dyn JournalPlace>,
         head: &Marker,
         fault: Fault,
-    ) -> Result<Journal, JournalError> {
+    ) -> Result<(Journal, bool), JournalError> {
         match place.head()? {
-            Head::Damaged => Ok(Journal { place, head: None, fault }),
-            _ => Journal::over(place, &[head.volume], fault),
+            Head::Damaged => Ok((Journal { place, head: None, fault }, true)),
+            Head::None => Ok((Journal::over(place, &[head.volume], fault)?, false)),
+            Head::Of(_) => Ok((Journal::over(place, &[head.volume], fault)?, true)),
         }
     }
 

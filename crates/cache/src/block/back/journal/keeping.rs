@@ -97,10 +97,13 @@ impl Kept {
         let (Some(anew), Some(head)) = (&mut self.anew, &self.head) else { return Ok(()) };
         // What is open has its lock.
         let fault = self.journal.take().map(|journal| journal.fault).unwrap_or_default();
-        let mut journal = Journal::again((anew.opens)()?, head, fault)?;
-        // Its name may lead elsewhere by now. (Nothing is on its way to the store: the journal has to have it first.)
-        (anew.apart)(&mut journal)
-            .map_err(|reason| JournalError::Failed { place: journal.describe(), reason })?;
+        let (mut journal, is_there) = Journal::again((anew.opens)()?, head, fault)?;
+        // Its name may lead elsewhere by now, to a place that has nothing of a journal. (Nothing is on its way to the store: the journal has to have it
+        // first.)
+        if !is_there {
+            (anew.apart)(&mut journal)
+                .map_err(|reason| JournalError::Failed { place: journal.describe(), reason })?;
+        }
         journal.claim(head, doubt)?;
         self.told = 0;
         journal.place.rest();
