@@ -203,12 +203,17 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
              is no image"
         ));
     }
-    if let (Some(bytes), Some(most), true) =
-        (back.large_mark_bytes, back.epoch_bytes, back.waits_for_mark)
-    {
+    if let (Some(bytes), Some(most)) = (back.large_mark_bytes, back.epoch_bytes) {
+        let cuts = back.mode.contains("on-full=cut");
+        let then = match (back.waits_for_mark, cuts) {
+            (true, _) => " and nothing is destaged",
+            (false, false) => " and nothing behind it is destaged, also when the log is full",
+            (false, true) => ", and the store comes to no mark when the log is full",
+        };
+        let choose = if cuts { "" } else { ", choose on-full=cut" };
         alarms.push(format!(
-            "volume '{name}': {} were written before its next mark, and an epoch takes {} at most, so none can end there and nothing is destaged: \
-             name marks more often, choose on-full=cut, or have all of it brought to the store as it is (larder block flush {name})",
+            "volume '{name}': {} were written before its next mark, and an epoch takes {} at most, so none can end there{then}: \
+             name marks more often{choose}, or have all of it brought to the store as it is (larder block flush {name})",
             ByteSize(bytes),
             ByteSize(most)
         ));
@@ -404,11 +409,13 @@ impl Control {
             };
             let now = cache.back_status(&one.name);
             let left = now.as_ref().map_or(0, |now| now.status.dirty);
+            let held = now.as_ref().map_or(0, |now| now.status.held.0);
             let all_there = done == Ok(true);
             report.push(json!({
                 "volume": one.name,
                 "destaged": all_there,
                 "dirty_bytes": if all_there { 0 } else { left },
+                "held_bytes": if all_there { 0 } else { held },
                 "trouble": done.err().or_else(|| {
                     let attached = cache.volume(&one.name).filter(|_| !all_there)?;
                     let trouble = not_reached(attached.volume().backing());
@@ -541,6 +548,11 @@ mod tests {
         for words in ["20 MiB were written", "takes 16 MiB at most", "on-full=cut"] {
             assert!(all[0].contains(words), "{all:?}");
         }
+        // It is known before the log fills up.
+        let large = Status { large_mark: large, ..Status::default() };
+        let all = alarms("a", &status(large, None));
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].contains("20 MiB were written") && all[0].contains("also when the log"));
     }
 
     #[test]

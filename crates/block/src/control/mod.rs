@@ -504,7 +504,7 @@ impl Control {
                                 ..Progress::default()
                             },
                             false => Progress {
-                                what: format!("{} still to be destaged{}", ByteSize(left), trouble()),
+                                what: format!("{} of the write log left{}", ByteSize(left), trouble()),
                                 done: dirty - left,
                                 total: dirty,
                             },

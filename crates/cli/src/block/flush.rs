@@ -67,6 +67,7 @@ struct Flushed {
     volume: String,
     destaged: bool,
     dirty_bytes: u64,
+    held_bytes: u64,
     trouble: Option<String>,
     writes_through: bool,
 }
@@ -91,14 +92,17 @@ fn text(told: &Answer) -> String {
     if told.volumes.is_empty() {
         return "no volume writes back: there is nothing to destage".to_owned();
     }
+    // What is dirty counts once, and what the log holds of it, as the lines before have said, with each version and header.
+    let left = |one: &Flushed| {
+        let (dirty, held) = (ByteSize(one.dirty_bytes), ByteSize(one.held_bytes));
+        format!("{held} of the write log left, {dirty} of the volume are dirty")
+    };
     let line = |one: &Flushed| {
         let what = match (one.destaged, &one.trouble) {
             (true, _) if one.writes_through => "it writes through: nothing is dirty".to_owned(),
             (true, _) => "all of it is durable in its store".to_owned(),
-            (false, None) => format!("{} still to be destaged", ByteSize(one.dirty_bytes)),
-            (false, Some(why)) => {
-                format!("{} still to be destaged: {why}", ByteSize(one.dirty_bytes))
-            }
+            (false, None) => left(one),
+            (false, Some(why)) => format!("{}: {why}", left(one)),
         };
         format!("{}: {what}", one.volume)
     };
@@ -279,7 +283,7 @@ pub(super) const HEAD: [&str; 11] = [
     "log held",
     "of",
     "oldest",
-    "destage/s",
+    "log freed/s",
     "time left",
     "generation",
 ];
@@ -326,6 +330,7 @@ mod tests {
             volume: name.into(),
             destaged,
             dirty_bytes,
+            held_bytes: 2 * dirty_bytes,
             trouble: trouble.map(str::to_owned),
             writes_through: name == "t",
         };
@@ -346,7 +351,11 @@ mod tests {
             interrupted: true,
         };
         let said = text(&some);
-        assert!(said.contains("b: 8 MiB still to be") && said.contains("is away"), "{said}");
+        assert!(
+            said.contains("b: 16 MiB of the write log left, 8 MiB of the volume are dirty")
+                && said.contains("is away"),
+            "{said}"
+        );
         let error = outcome(&some).unwrap_err().to_string();
         assert!(error.contains("interrupted") && error.contains("'b', 'c'"), "{error}");
         assert!(!error.contains("'a'"), "{error}");

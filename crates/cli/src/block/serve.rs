@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
 use larder_block::cache::back::{BackWish, marker_answers, view};
-use larder_block::cache::{CacheConfig, Cached, RulesConfig, Warmth, open, without};
+use larder_block::cache::{CacheConfig, CacheError, Cached, RulesConfig, Warmth, open, without};
 use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
@@ -39,6 +39,10 @@ const UBLK_BUFFERS: usize = 32 << 20;
 const WORKER_MEMORY: (u64, u64) = (256 << 20, 80 << 20);
 /// Of a connection beside that, bytes: its input, while something comes.
 const CONNECTION_INPUT: u64 = 64 << 10;
+
+/// What is said where one volume ends a start.
+const OTHERS_MEANWHILE: &str =
+    "with --on-backing-failure wait the other volumes are served meanwhile";
 
 /// What connections of one worker may take, bytes.
 fn worker_memory(given: Option<ByteSize>, threads: u16) -> Result<u64, CliError> {
@@ -222,9 +226,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
                 absent.push(Absent { name, uri, read_only, why, how: Lacks::Store });
             }
             Err(e) => {
-                return Err(runtime(&format!(
-                    "volume '{name}': {e} (with --on-backing-failure wait the other volumes are served meanwhile)"
-                )));
+                return Err(runtime(&format!("volume '{name}': {e} ({OTHERS_MEANWHILE})")));
             }
         }
     }
@@ -262,7 +264,14 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         Ok(_) => open::open(&args.cache, config, &volumes.all()),
         Err(why) => without::open_without(&args.cache, config, &volumes.all(), why),
     };
-    let handle = handle.map_err(failed)?;
+    // Of a volume that something does not answer for, as of one whose store is not there.
+    let handle = handle.map_err(|e| {
+        let passes = matches!(e, CacheError::NotYet { .. }) && !waits;
+        match failed(e) {
+            CliError::Runtime(why) if passes => runtime(&format!("{why} ({OTHERS_MEANWHILE})")),
+            error => error,
+        }
+    })?;
     let cache = handle.cache().clone();
     let layout = cache.layout();
     let stats = cache.stats();

@@ -60,7 +60,16 @@ impl Stated {
                 "a journal is not simulated: choose back:any or back:ordered".into(),
             ));
         }
-        let mode: Mode = spec.write.parse().map_err(|e| wrong(format!("{e}")))?;
+        // (What is said of orders elsewhere names the one that is not here.)
+        let mode: Mode = spec.write.parse().map_err(|e| match e {
+            NotBack::Order(order) => wrong(format!(
+                "'{order}' is no order of write-back: choose back:any or back:ordered"
+            )),
+            NotBack::NotJournaled(key) => {
+                wrong(format!("{key}= is of a journal, which is not simulated: leave it out"))
+            }
+            e => wrong(format!("{e}")),
+        })?;
         let wrong_age = |e: NotBack| {
             (
                 "dirty_age_max",

@@ -168,7 +168,7 @@ pub trait JournalPlace: Send {
     /// Replaces the head, durably. Where there was none the parts are made empty first.
     ///
     /// # Errors
-    /// [`JournalError`]. What is there then may be the one before, the new one, or damaged.
+    /// [`JournalError`]. What is there then may be the one before, the new one, or damaged; another try goes over each of them.
     fn set_head(&mut self, head: &Marker) -> Result<(), JournalError>;
 
     /// Where there is no head yet, has these bytes in its place, or with `None` what was there, durably. The place of a journal may be that of the
@@ -215,6 +215,16 @@ pub trait JournalPlace: Send {
     /// # Errors
     /// [`JournalError`].
     fn renew(&mut self, part: Part, ranges: &[Range<u64>]) -> Result<(), JournalError>;
+
+    /// So many of the last epochs are always there, once there were so many.
+    fn keeps(&self) -> usize {
+        1
+    }
+
+    /// An epoch before those that it [keeps](JournalPlace::keeps) may be there still, since it could not be taken away.
+    fn has_older(&self) -> bool {
+        false
+    }
 
     /// No part holds an epoch any more. The head stays.
     ///

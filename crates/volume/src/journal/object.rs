@@ -40,6 +40,8 @@ pub(super) struct ObjectPlace {
     for_use: Use,
     /// The version of the head that was last read or written.
     tag: Option<String>,
+    /// What may be the head by now: it could not be written, or that was not heard.
+    tried: Option<Vec<u8>>,
     /// The epochs that were found last.
     found: Vec<EpochName>,
     /// The one that was read last.
@@ -97,6 +99,7 @@ impl ObjectPlace {
             prefix,
             for_use,
             tag: None,
+            tried: None,
             found: Vec::new(),
             loaded: None,
             written: Vec::new(),
@@ -181,8 +184,26 @@ impl JournalPlace for ObjectPlace {
 
     fn set_head(&mut self, head: &Marker) -> Result<(), JournalError> {
         let at = below(&self.prefix, HEAD);
-        let put = self.requests.put_record(&at, head.encode(), self.tag.as_deref());
-        self.tag = self.runtime.block_on(put).map_err(|e| self.failed(&e))?;
+        let bytes = head.encode();
+        if let Some(tried) = self.tried.take() {
+            let there = self.runtime.block_on(self.requests.record(&at));
+            match there {
+                Ok((found, tag)) if found == tried => self.tag = tag,
+                Ok(_) | Err(Trouble::Missing) => {}
+                Err(e) => {
+                    self.tried = Some(tried);
+                    return Err(self.failed(&e));
+                }
+            }
+        }
+        let put = self.requests.put_record(&at, bytes.clone(), self.tag.as_deref());
+        match self.runtime.block_on(put) {
+            Ok(tag) => self.tag = tag,
+            Err(e) => {
+                self.tried = Some(bytes);
+                return Err(self.failed(&e));
+            }
+        }
         Ok(())
     }
 
@@ -255,6 +276,10 @@ impl JournalPlace for ObjectPlace {
 
     fn renew(&mut self, _part: Part, _ranges: &[Range<u64>]) -> Result<(), JournalError> {
         Ok(())
+    }
+
+    fn has_older(&self) -> bool {
+        self.written.len() > 1
     }
 
     fn empty(&mut self) -> Result<(), JournalError> {

@@ -47,6 +47,8 @@ pub(super) struct RegionPlace {
     lost: Option<u64>,
     /// The copy of the head that the next write begins with; `None`: there is no head.
     first: Option<usize>,
+    /// The copy that was read, where it may be in a cache alone from which no flush takes it any more.
+    seen: Option<Vec<u8>>,
 }
 
 impl RegionPlace {
@@ -100,7 +102,16 @@ impl RegionPlace {
         if bytes < REGION {
             return Err(JournalError::Small { place: name, bytes, needed: REGION });
         }
-        Ok(RegionPlace { name, backing, for_use, timeout, way: None, lost: None, first: None })
+        Ok(RegionPlace {
+            name,
+            backing,
+            for_use,
+            timeout,
+            way: None,
+            lost: None,
+            first: None,
+            seen: None,
+        })
     }
 
     /// One in a store that is open.
@@ -115,7 +126,16 @@ impl RegionPlace {
         if bytes < REGION {
             return Err(JournalError::Small { place: name, bytes, needed: REGION });
         }
-        Ok(RegionPlace { name, backing, for_use, timeout, way: None, lost: None, first: None })
+        Ok(RegionPlace {
+            name,
+            backing,
+            for_use,
+            timeout,
+            way: None,
+            lost: None,
+            first: None,
+            seen: None,
+        })
     }
 
     fn failed(&self, reason: impl ToString) -> JournalError {
@@ -231,7 +251,7 @@ impl RegionPlace {
             }
             copy
         });
-        self.first = None;
+        (self.first, self.seen) = (None, None);
         if region::is_nothing(&copies) {
             return Ok(Head::None);
         }
@@ -239,6 +259,7 @@ impl RegionPlace {
         match marker::choose(&a, &b) {
             Ok(chosen) => {
                 self.first = Some(1 - chosen.copy);
+                self.seen = [a, b].into_iter().nth(chosen.copy);
                 Ok(Head::Of(Box::new(chosen.marker)))
             }
             Err(MarkerError::Damaged) => Ok(Head::Damaged),
@@ -269,16 +290,24 @@ impl JournalPlace for RegionPlace {
                 return Ok(Head::Damaged);
             }
         }
-        let first = self.first;
+        let (first, seen) = (self.first, self.seen.take());
         let head = self.read_head();
-        self.first = first;
+        (self.first, self.seen) = (first, seen);
         head
     }
 
     fn set_head(&mut self, head: &Marker) -> Result<(), JournalError> {
         let bytes = head.encode();
         match self.first {
-            Some(first) => region::replace(self, first, &bytes)?,
+            Some(first) => {
+                // A flush may have failed, and the copy that was read be in a cache alone: the other is written when it is not. (It stays what it is
+                // where it was durable, whatever becomes of this.)
+                if let Some(seen) = self.seen.clone() {
+                    self.put((1 - first) as u64 * COPY_BYTES as u64, &seen)?;
+                    self.seen = None;
+                }
+                region::replace(self, first, &bytes)?;
+            }
             None => {
                 self.empty()?;
                 region::create(self, head.copy(), &bytes)?;
@@ -342,6 +371,10 @@ impl JournalPlace for RegionPlace {
             }
         }
         self.flush()
+    }
+
+    fn keeps(&self) -> usize {
+        2
     }
 
     fn empty(&mut self) -> Result<(), JournalError> {

@@ -296,7 +296,7 @@ fn write_back(r: &mut Registry, volumes: &[VolumeStatus]) {
     );
     r.register(
         "volume_destage_bytes_per_second",
-        "Bytes of the write log of a volume that come to its store in a second, as measured last",
+        "Bytes of the write log of a volume that come to its store in a second; 0 where that has been next to nothing for 10 s",
         now(|b| b.destage_bytes_per_second),
     );
     r.register(

@@ -6,19 +6,18 @@
 //!
 //! The last epoch that is whole is what the store may lack: its stretches are after-images, and applying them once more changes nothing.
 
+mod keeping;
+
 use std::io;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
-use larder_engine::block::OpId;
 use larder_engine::block::PartKind;
-use larder_engine::block::node::calls::{Message, OP_BITS, send};
 use larder_engine::block::node::logged::JournalPart;
-use larder_engine::block::node::queue::Node as _;
 use larder_engine::block::writeback::{Fault, Planted, holder};
 use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
@@ -37,6 +36,9 @@ use larder_volume::{Alone, Backing, Timeouts};
 use super::super::attached::Attached;
 use super::super::{Core, locked};
 use super::kept::Troubles;
+use super::start::random_uuid;
+
+pub(super) use keeping::{Anew, Kept};
 
 /// One request to a store when a journal is applied is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,6 +47,15 @@ const PIECE: u64 = 1 << 20;
 
 /// A journal's thread that is in the midst of something is waited for so long.
 const RELEASE: Duration = Duration::from_secs(5);
+
+/// What a head has in place of [`Marker::joins`]: the last epoch of this attachment that it was told of, and whether that before it was one of it, too.
+fn begun_word(epoch: u64, second: bool) -> u64 {
+    epoch << 1 | u64::from(second)
+}
+
+fn begun_in(word: u64) -> (u64, bool) {
+    (word >> 1, word & 1 == 1)
+}
 
 /// State of a head that says that the store may be between two epochs, until one behind the head's `applied` is whole.
 const DOUBTFUL: MarkerState = MarkerState::Closing;
@@ -205,15 +216,16 @@ impl Journal {
         Ok(Journal { place, head, fault })
     }
 
-    /// The same at a place that was lost while it was used as `head` says: what is damaged there is written over.
+    /// The same at a place that was lost while it was used as `head` says: what is damaged there is written over. Says whether there is something.
     fn again(
         mut place: Box<dyn JournalPlace>,
         head: &Marker,
         fault: Fault,
-    ) -> Result<Journal, JournalError> {
+    ) -> Result<(Journal, bool), JournalError> {
         match place.head()? {
-            Head::Damaged => Ok(Journal { place, head: None, fault }),
-            _ => Journal::over(place, &[head.volume], fault),
+            Head::Damaged => Ok((Journal { place, head: None, fault }, true)),
+            Head::None => Ok((Journal::over(place, &[head.volume], fault)?, false)),
+            Head::Of(_) => Ok((Journal::over(place, &[head.volume], fault)?, true)),
         }
     }
 
@@ -248,6 +260,22 @@ impl Journal {
         };
         self.place.set_head(&head)?;
         self.head = Some(Box::new(head));
+        // What is there is no more than that the store is in doubt, which is said now. A part of which it cannot be read which epoch it has would be taken
+        // for a later one than the next, which makes the store whole.
+        if doubt.is_some() { self.place.empty() } else { Ok(()) }
+    }
+
+    /// This epoch was begun, and it was told before that the one before it was (`second`): what is missing from now on is torn. Durable when this returns.
+    fn begun(&mut self, epoch: u64, second: bool) -> Result<(), JournalError> {
+        let joins = begun_word(epoch, second);
+        let Some(head) = self.head.as_ref().filter(|head| head.joins < joins) else {
+            return Ok(());
+        };
+        let number = head.number.saturating_add(1);
+        let next = Marker { number, joins, ..(**head).clone() };
+        // (One that has failed may be seen and be nowhere: the next try writes it once more.)
+        self.place.set_head(&next)?;
+        self.head = Some(Box::new(next));
         Ok(())
     }
 
@@ -314,8 +342,7 @@ impl Journal {
         store: &dyn Backing,
         (frontier, logged): (u64, u64),
     ) -> Result<Taken, String> {
-        let mut read = self.read(of).map_err(|e| e.to_string())?;
-        read.whole.take_if(|whole| whole.commit.last < frontier);
+        let read = self.read_behind(of, frontier).map_err(|e| e.to_string())?;
         let applied = self.apply_read(&read, store)?;
         if let Some(why) = read.torn {
             tracing::warn!("{}: {why}; the cache has all of it still", self.describe());
@@ -429,16 +456,23 @@ impl Journal {
     /// [`JournalError`] when it cannot be read.
     pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
         let (mut whole, mut begun): (Option<Whole>, Vec<Option<u64>>) = (None, Vec::new());
-        let mut later = false;
+        let (mut later, mut found, mut most) = (false, 0, 0);
         for part in self.place.parts()? {
             match self.part(of, part) {
                 Found::Nothing => {}
                 Found::Later => later = true,
-                Found::Torn(epoch) => begun.push(epoch),
-                Found::Whole(found) => {
-                    if whole.as_ref().is_none_or(|w| w.commit.epoch < found.commit.epoch) {
-                        whole = Some(*found);
+                Found::Torn(epoch) => {
+                    begun.push(epoch);
+                    found += 1;
+                }
+                Found::Whole(one) => {
+                    most = one.commit.epoch.max(most);
+                    // (One whose PUT comes late, when all were lost meanwhile, may have a later number, and has less.)
+                    let has = |w: &Whole| (w.commit.last, w.commit.epoch);
+                    if whole.as_ref().is_none_or(|w| has(w) < has(&one)) {
+                        whole = Some(*one);
                     }
+                    found += 1;
                 }
             }
         }
@@ -455,20 +489,35 @@ impl Journal {
         let last = whole.as_ref().map_or(0, |whole| whole.commit.last);
         let doubtful_still = is_whole < doubtful || last < all;
         let cut_short = begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole));
+        let known = self.head.as_ref().filter(|h| mine && h.generation == of.generation);
+        let (known, second) = begun_in(known.map_or(0, |head| head.joins));
+        let both = known > 0 && (second || is_whole > known);
+        let missing = is_whole < known || both && found < self.place.keeps();
         let torn = match () {
             () if self.fault.is(Planted::TornJournalBelieved) => None,
             () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
             () if !mine => Some("it is that of an earlier attachment"),
             () if cut_short => Some("an epoch in it is damaged or was cut short"),
+            () if missing => Some("an epoch that was begun is missing in it"),
             () if doubtful_still => Some(
                 "it was damaged before, and no epoch has come to it since that makes up for it",
             ),
             () => None,
         };
-        let last = begun.into_iter().flatten().max().unwrap_or(0).max(is_whole);
+        let last = begun.into_iter().flatten().max().unwrap_or(0).max(most);
         // The store has had all of an epoch before the next was begun, and may have that: nothing older is put over it.
-        let whole = whole.filter(|_| !cut_short && !doubtful_still);
-        Ok(Read { whole, last: last.max(doubtful), torn })
+        let whole = whole.filter(|_| !cut_short && !doubtful_still && !missing);
+        Ok(Read { whole, last: last.max(doubtful).max(known), torn })
+    }
+
+    /// The same where the store is known to have all up to `frontier`: an epoch before that is none that counts.
+    ///
+    /// # Errors
+    /// As [`Journal::read`].
+    pub(super) fn read_behind(&mut self, of: Of, frontier: u64) -> Result<Read, JournalError> {
+        let mut read = self.read(of)?;
+        read.whole.take_if(|whole| whole.commit.last < frontier);
+        Ok(read)
     }
 
     /// The stretches of the epoch that was read, ascending.
@@ -760,17 +809,26 @@ impl Journaling {
         core: Weak<Core>,
         attachment: u32,
         of: Of,
-        (site, mut journal): (Option<Site>, Journal),
+        (site, volume, mut journal): (Option<Site>, &Arc<Attached>, Journal),
     ) -> io::Result<Journaling> {
         let (work, asked) = channel();
         journal.place.rest();
         let trouble = Arc::<Mutex<Troubles>>::default();
-        let opens = site
-            .map(|site| -> Opens { Box::new(move || site.open(Use::Make, Timeouts::default())) });
-        let mut kept = Kept::new(of, opens, journal, trouble.clone());
+        let of_volume = Arc::downgrade(volume);
+        let apart = move |journal: &mut Journal| {
+            let volume = of_volume.upgrade().ok_or("its volume has gone")?;
+            let random = random_uuid().map_err(|e| e.to_string())?;
+            let apart = journal.is_apart(volume.volume().backing(), random.0);
+            apart.map_err(|(why, _)| why)
+        };
+        let anew = site.map(|site| Anew {
+            opens: Box::new(move || site.open(Use::Make, Timeouts::default())),
+            apart: Box::new(apart),
+        });
+        let mut kept = Kept::new(of, anew, journal, trouble.clone());
         let thread = std::thread::Builder::new()
             .name("block-journal".into())
-            .spawn(move || run(&core, attachment, &mut kept, &asked))?;
+            .spawn(move || keeping::run(&core, attachment, &mut kept, &asked))?;
         Ok(Journaling { work: Some(work), thread, trouble })
     }
 
@@ -816,136 +874,5 @@ impl Core {
             // All of an epoch is in the store durably when nothing is on its way: an empty journal is as good.
             journal.look(back.log().is_clean(attachment));
         }
-    }
-}
-
-/// Opens a journal's place anew, to be written.
-pub(super) type Opens = Box<dyn FnMut() -> Result<Box<dyn JournalPlace>, JournalError> + Send>;
-
-/// A journal that is written, and is to be where its name leads to.
-pub(super) struct Kept {
-    of: Of,
-    opens: Option<Opens>,
-    head: Option<Box<Marker>>,
-    /// Open; if not, it could not be made anew.
-    journal: Option<Journal>,
-    trouble: Arc<Mutex<Troubles>>,
-}
-
-/// What a journal is found to be.
-enum Look {
-    Own,
-    /// It is not there, or holds nothing: it is made anew.
-    Lost(&'static str),
-}
-
-impl Kept {
-    /// One that was claimed. `opens`: it is made anew where it is lost.
-    pub(super) fn new(
-        of: Of,
-        opens: Option<Opens>,
-        journal: Journal,
-        trouble: Arc<Mutex<Troubles>>,
-    ) -> Kept {
-        Kept { of, opens, head: journal.head.clone(), journal: Some(journal), trouble }
-    }
-
-    fn look(&mut self) -> Result<Look, JournalError> {
-        let Some(journal) = &mut self.journal else { return Ok(Look::Lost("was removed")) };
-        let (of, believes) = (self.of, journal.fault.is(Planted::OthersJournalWritten));
-        match journal.place.look() {
-            Ok(Head::None) => Ok(Look::Lost("was emptied")),
-            Ok(Head::Damaged) => Ok(Look::Lost("was damaged")),
-            Err(JournalError::Absent { .. }) => Ok(Look::Lost("was removed")),
-            Ok(Head::Of(head)) if head.volume != of.volume => Err(JournalError::Foreign {
-                place: journal.describe(),
-                volume: head.volume,
-                host: head.host,
-            }),
-            Ok(Head::Of(head)) => {
-                match believes || (head.cache, head.generation) == (of.cache, of.generation) {
-                    true => Ok(Look::Own),
-                    false => Err(JournalError::Failed {
-                        place: journal.describe(),
-                        reason: format!(
-                            "it is that of cache {} on host '{}' now, generation {}",
-                            head.cache, head.host, head.generation
-                        ),
-                    }),
-                }
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// It is there, made anew if it was not. `doubt`: when the store is whole, if it may not be.
-    fn keep(&mut self, now: Nanos, doubt: Option<Doubt>) -> Result<(), JournalError> {
-        let Look::Lost(how) = self.look()? else { return Ok(()) };
-        let (Some(opens), Some(head)) = (&mut self.opens, &self.head) else { return Ok(()) };
-        // What is open has its lock.
-        let fault = self.journal.take().map(|journal| journal.fault).unwrap_or_default();
-        let mut journal = Journal::again(opens()?, head, fault)?;
-        journal.claim(head, doubt)?;
-        journal.place.rest();
-        let what = format!(
-            "{} {how} while the volume is served, and was made anew: see what does that; without it a store whose cache is lost cannot be recovered",
-            journal.describe()
-        );
-        self.journal = Some(journal);
-        tracing::warn!("{what}");
-        locked(&self.trouble).is(&what, Some(now));
-        Ok(())
-    }
-
-    pub(super) fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
-        match work {
-            Work::Write(named, parts) => {
-                // Of the epoch before, or of this one, which is written once more, all may be on its way.
-                let doubt = Doubt { epoch: named.0.saturating_sub(1), last: named.1 };
-                self.keep(now, Some(doubt))?;
-                self.journal.as_mut().map_or(Ok(()), |j| j.write(self.of, named, &parts))
-            }
-            Work::Flush => {
-                self.journal.as_mut().map_or(Ok(()), |journal| journal.place.flush())?;
-                match self.look()? {
-                    Look::Own => Ok(()),
-                    Look::Lost(how) => {
-                        let place = self.journal.as_ref().map(Journal::describe);
-                        let reason = format!("it {how}");
-                        Err(JournalError::Failed { place: place.unwrap_or_default(), reason })
-                    }
-                }
-            }
-            Work::Look(true) => self.keep(now, None),
-            Work::Look(false) => self.look().map(drop),
-        }
-    }
-}
-
-fn run(core: &Weak<Core>, attachment: u32, kept: &mut Kept, asked: &Receiver<Work>) {
-    while let Ok(work) = asked.recv() {
-        let of = match work {
-            Work::Write(..) => Some(false),
-            Work::Flush => Some(true),
-            Work::Look(_) => None,
-        };
-        let now = core.upgrade().map_or(Nanos(0), |core| core.now());
-        // What is written and not durable, or is there and could not be written, does not show that it works.
-        let shows = matches!(work, Work::Flush | Work::Look(true));
-        let done = kept.do_work(now, work);
-        match &done {
-            Ok(()) if shows => locked(&kept.trouble).none(),
-            Ok(()) => {}
-            Err(error) => {
-                if locked(&kept.trouble).is(&error.to_string(), None) {
-                    tracing::error!("{error}");
-                }
-            }
-        }
-        let Some(flushed) = of else { continue };
-        let Some(core) = core.upgrade() else { return };
-        let thread = core.destages(attachment) as u64;
-        let message = Message::Journal { attachment, flushed, done: done.is_ok() };
-        send(&*core, OpId(thread << OP_BITS), message);
     }
 }

@@ -601,7 +601,8 @@ impl Core {
         let fail =
             |reason: &str| CacheError::Volume { name: name.clone(), reason: reason.to_owned() };
         match (&wish.back, volume.attachment()) {
-            (None, None) => Err(fail("it writes through already")),
+            // Nothing is to be done.
+            (None, None) => Ok(true),
             (Some(_), Some(attachment)) => {
                 let written = self.back.get().and_then(|back| back.written(attachment));
                 let how = written.map_or_else(String::new, |w| format!(", {}", w.config));

@@ -284,7 +284,7 @@ pub(super) fn recover_at(
         match step {
             Step::Replay(_) if replays => {
                 let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
-                match replay(store, open, of, wish.accept_torn) {
+                match replay(store, open, (of, last.frontier), wish.accept_torn) {
                     Ok((opened, applied, torn)) => {
                         // What was written before the last epoch ended is there.
                         if let Some(Applied { time, mark, .. }) = applied {
@@ -359,17 +359,17 @@ enum NotReplayed {
 fn replay(
     store: &dyn Backing,
     open: OpenJournal<'_>,
-    of: Of,
+    (of, frontier): (Of, u64),
     accept_torn: bool,
 ) -> Result<(Journal, Option<Applied>, Option<String>), NotReplayed> {
     let torn = |e: JournalError| NotReplayed::Torn(e.to_string());
     let mut journal = open(of.volume)
         .map_err(|e| if e.is_usage() { NotReplayed::NoPlace(e) } else { torn(e) })?;
-    let mut read = journal.read(of).map_err(torn)?;
+    let mut read = journal.read_behind(of, frontier).map_err(torn)?;
     // What is not read once may be read the next time: what counts as torn is given up.
     for _ in 0..TRIES {
         if read.torn.is_some() {
-            read = journal.read(of).map_err(torn)?;
+            read = journal.read_behind(of, frontier).map_err(torn)?;
         }
     }
     let why = read.torn.map(|why| format!("{}: {why}", journal.describe()));

@@ -608,7 +608,8 @@ impl<'a> Way<'a> {
                     Of { volume: state.volume, cache: back.cache.0, generation: state.generation };
                 let core = core.me.get().cloned().unwrap_or_default();
                 let site = begins.site.clone();
-                let started = Journaling::start(core, state.attachment, of, (site, journal));
+                let started =
+                    Journaling::start(core, state.attachment, of, (site, self.volume, journal));
                 let fail =
                     |e| volume_error(&self.volume.name, format!("a thread for its journal: {e}"));
                 Some(started.map_err(fail)?)

@@ -66,7 +66,7 @@ pub fn view(
     let opened = Journal::open(&site, &[marker.volume], Use::Look, Timeouts::default());
     let mut journal = opened.map_err(|e| fail(e.to_string()))?;
     let of = Of { volume: marker.volume, cache: marker.cache, generation: marker.generation };
-    let read = journal.read(of).map_err(|e| fail(e.to_string()))?;
+    let read = journal.read_behind(of, marker.frontier).map_err(|e| fail(e.to_string()))?;
     if let Some(why) = read.torn {
         return Err(fail(format!("{}: {why}", journal.describe())));
     }

@@ -247,7 +247,7 @@ impl World {
             .filter(|&v| self.kinds[v].is_some())
             .map(|v| (v as u32 + 1, 0))
             .collect();
-        let mine = found.recover(&numbers, self.fault_in_log());
+        let mine = found.recover_packed(&numbers, self.fault_in_log());
         if !mine.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", mine.chain.damaged));
         }

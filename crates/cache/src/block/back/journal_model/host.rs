@@ -10,7 +10,7 @@ use larder_volume::journal::{JournalError, JournalPlace, Use, region_over};
 use larder_volume::marker::{Found, MarkerPlace as _};
 use larder_volume::op::Op;
 
-use super::super::journal::{Coming, Journal, Kept, NotMarked, Of, unprobe};
+use super::super::journal::{Anew, Coming, Journal, Kept, NotMarked, Of, unprobe};
 use super::super::recover::{RecoverError, RecoverWish, recover_at};
 use super::disk::{Current, Disk};
 use super::marked::Marked;
@@ -109,6 +109,10 @@ impl World {
                 self.up = None;
                 // An operator has the journal's head made anew where nothing else helps.
                 if why.contains("is damaged") && !self.power.is_off() {
+                    if self.journal_is_failing() {
+                        // One copy is torn, and the other could not be read just now.
+                        return Ok(());
+                    }
                     if self.rotten == 0 {
                         return Err(format!("a start fails: {why}"));
                     }
@@ -276,10 +280,17 @@ impl World {
                 let Some(journal) = coming.journal.take() else {
                     return Err(NotDone::Wrong("there is no journal".into()));
                 };
-                let at = self.at();
+                let (at, store) = (self.at(), self.store.clone());
+                let random = [self.rng.below(256) as u8; 16];
+                let anew = Anew {
+                    opens: Box::new(move || at.open(Use::Make)),
+                    apart: Box::new(move |journal| {
+                        journal.is_apart(&store, random).map_err(|(why, _)| why)
+                    }),
+                };
                 let kept = Kept::new(
                     of(holder.state().generation),
-                    Some(Box::new(move || at.open(Use::Make))),
+                    Some(anew),
                     journal,
                     Default::default(),
                 );

@@ -23,7 +23,7 @@ mod world;
 use larder_engine::block::writeback::{Fault, Planted};
 use world::{Counts, Setup, World};
 
-const SEEDS: u64 = 4_000;
+const SEEDS: u64 = 6_000;
 const STEPS: u64 = 250;
 
 fn number(name: &str) -> Option<u64> {

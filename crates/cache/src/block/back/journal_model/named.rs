@@ -10,7 +10,7 @@ use larder_format::block::marker::{Marker, MarkerState, Order};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::journal::{Use, region_over};
 
-use super::super::journal::{Coming, Doubt, Journal, Kept, Of, Work, unprobe};
+use super::super::journal::{Anew, Coming, Doubt, Journal, Kept, Of, Work, unprobe};
 use super::disk::{Current, Disk, Power};
 
 const VOLUME: Uuid = Uuid([9; 16]);
@@ -120,6 +120,62 @@ fn a_doubt_ends_with_an_epoch_that_has_all_that_the_store_may_have() {
     assert!(journal(&disk).read(of(2)).unwrap().torn.is_some());
     written(&disk, 2, Some(Doubt { epoch: 0, last: 25 }), &[3]);
     assert_eq!(journal(&disk).read(of(2)).unwrap().torn, None);
+}
+
+#[test]
+fn what_was_torn_before_is_no_reason_to_refuse_an_epoch_behind_it_that_is_whole() {
+    let (store, disk) = disks();
+    written(&disk, 2, None, &[1, 2, 3]);
+    disk.spoils(commit_at(3) + 512 * 8);
+    let taken = journal(&disk).take_over(of(2), &store, (20, 30)).unwrap();
+    assert_eq!((taken.last, taken.doubt), (3, Some(Doubt { epoch: 2, last: 30 })));
+    // Nothing says any more which epoch that was.
+    disk.spoils(commit_at(3));
+    written(&disk, 2, taken.doubt, &[4]);
+    assert_eq!(journal(&disk).read(of(2)).unwrap().torn, None);
+}
+
+#[test]
+fn an_epoch_that_is_missing_in_a_journal_is_noticed() {
+    let part = |epoch: u64| commit_at(epoch)..epoch % 2 * (64 << 20) + (64 << 20);
+    for last in 1..=4 {
+        let epochs: Vec<u64> = (1..=last).collect();
+        for gone in [&[last][..], &[last, last - 1]] {
+            let (store, disk) = disks();
+            written(&disk, 2, None, &epochs);
+            assert_eq!(journal(&disk).read(of(2)).unwrap().torn, None);
+            gone.iter().for_each(|&epoch| disk.wipe(part(epoch)));
+            let torn = journal(&disk).read(of(2)).unwrap().torn;
+            assert!(torn.is_some_and(|why| why.contains("missing")), "{last}, {gone:?}: {torn:?}");
+            assert_eq!(journal(&disk).apply(of(2), &store).unwrap(), None);
+        }
+    }
+    // Of a next attachment it is none.
+    let (_, disk) = disks();
+    written(&disk, 2, None, &[1, 2, 3]);
+    written(&disk, 3, None, &[]);
+    assert_eq!(journal(&disk).read(of(3)).unwrap().torn, None);
+}
+
+#[test]
+fn a_journal_that_is_made_anew_while_it_is_used_is_not_made_where_the_store_is() {
+    let (store, disk) = (disks().1, disks().1);
+    let mut journal = journal(&disk);
+    journal.claim(&marker(2), None).unwrap();
+    let (at, own) = (store.clone(), store.clone());
+    let anew = Anew {
+        opens: Box::new(move || region_over(Box::new(at.clone()), Use::Make)),
+        apart: Box::new(move |journal| journal.is_apart(&own, [5; 16]).map_err(|(why, _)| why)),
+    };
+    let mut kept = Kept::new(of(2), Some(anew), journal, Default::default());
+    kept.do_work(Nanos(0), Work::Look(true)).unwrap();
+    // Its name leads to the store by now.
+    disk.wipe(0..128 << 20);
+    for _ in 0..2 {
+        let why = kept.do_work(Nanos(0), Work::Look(true)).unwrap_err().to_string();
+        assert!(why.contains("the store itself by another name"), "{why}");
+        assert!(store.peek(0, 64 << 10).iter().all(|&b| b == 0));
+    }
 }
 
 #[test]

@@ -124,7 +124,13 @@ impl Objects {
     }
 
     pub(super) fn open(&self) -> Box<dyn JournalPlace> {
-        Box::new(Place { objects: self.clone(), tag: None, found: Vec::new(), written: Vec::new() })
+        Box::new(Place {
+            objects: self.clone(),
+            tag: None,
+            tried: None,
+            found: Vec::new(),
+            written: Vec::new(),
+        })
     }
 
     /// So many of its requests fail from now on.
@@ -155,7 +161,7 @@ impl Objects {
         count - inner.late.len()
     }
 
-    /// An object rots, or all are removed. False: there is none. (An epoch that is removed alone is missed by nobody: nothing says that there was one.)
+    /// An object rots, or is removed, or all are. False: there is none.
     pub(super) fn harm(&self, removed: bool) -> bool {
         let inner = &mut *locked(&self.0);
         let names: Vec<String> = inner.objects.keys().cloned().collect();
@@ -163,8 +169,11 @@ impl Objects {
             return false;
         }
         let name = &names[inner.rng.below(names.len() as u64) as usize];
-        if removed {
+        if removed && inner.rng.chance(0.5) {
             inner.objects.clear();
+        } else if removed {
+            let name = name.clone();
+            inner.objects.remove(&name);
         } else if let Some((_, bytes)) = inner.objects.get_mut(name) {
             let at = inner.rng.below(bytes.len() as u64) as usize;
             bytes[at] ^= 1;
@@ -183,6 +192,8 @@ struct Place {
     objects: Objects,
     /// The version of the head that was last read or written.
     tag: Option<u64>,
+    /// What may be the head by now.
+    tried: Option<Vec<u8>>,
     found: Vec<EpochName>,
     /// Those that were written before the last one: they go when the next is there.
     written: Vec<EpochName>,
@@ -228,9 +239,17 @@ impl JournalPlace for Place {
     }
 
     fn set_head(&mut self, head: &Marker) -> Result<(), JournalError> {
+        let inner = &mut *locked(&self.objects.0);
+        if let Some(tried) = &self.tried {
+            inner.asks()?;
+            let there = inner.objects.get(HEAD).filter(|(_, bytes)| bytes == tried);
+            self.tag = there.map_or(self.tag, |(tag, _)| Some(*tag));
+        }
         let put = Put { name: HEAD.into(), bytes: head.encode(), follows: self.tag };
-        let done = locked(&self.objects.0).put(put);
+        self.tried = Some(put.bytes.clone());
+        let done = inner.put(put);
         self.tag = Some(done.map_err(|_| failed("the head was not written"))?);
+        self.tried = None;
         Ok(())
     }
 
@@ -286,6 +305,10 @@ impl JournalPlace for Place {
 
     fn renew(&mut self, _: Part, _: &[Range<u64>]) -> Result<(), JournalError> {
         Ok(())
+    }
+
+    fn has_older(&self) -> bool {
+        self.written.len() > 1
     }
 
     fn empty(&mut self) -> Result<(), JournalError> {

@@ -585,6 +585,12 @@ impl World {
             1 => 8 << 10..REGION,
             _ => 0..REGION,
         };
+        let part = self.rng.below(2) * (REGION / 2);
+        let range = match what {
+            // A part is trimmed, and the head is not.
+            3 if self.rng.chance(0.5) => part + (8 << 10)..part + REGION / 2,
+            _ => range,
+        };
         let done = match what {
             _ if self.objects.is_some() => {
                 self.objects.as_ref().is_some_and(|objects| objects.harm(what == 3))

@@ -432,6 +432,7 @@ impl<B: Clone> WriteLog<B> {
         let volume = self.volumes.get(&attachment)?;
         let log = &volume.log;
         let unlisted = volume.destager.is_unlisted() && self.closed.is_none();
+        let part = self.memory.part(self.volumes.len());
         Some(Status {
             dirty: volume.overlay.bytes(),
             held: (log.held(), volume.throttle.bound()),
@@ -442,7 +443,7 @@ impl<B: Clone> WriteLog<B> {
                 .zip(volume.oldest())
                 .is_some_and(|(age, oldest)| age.is_over(now, oldest)),
             rate: volume.throttle.known_rate(now).unwrap_or(0.0),
-            left: volume.left(now, self.counts_durable(), self.full),
+            left: volume.left((now, self.counts_durable(), self.full), part),
             positions: [log.frontier(), log.acknowledged(), log.promised(), log.last()],
             image: log.stands_for(log.frontier(), self.segments.durable()),
             epoch: volume.destager.epoch(),
@@ -456,8 +457,8 @@ impl<B: Clone> WriteLog<B> {
             slowed: volume.is_slowed(),
             missed_marks: volume.missed_marks,
             off_mark: volume.off_mark,
-            no_mark: volume.lacks_mark(now, self.counts_durable(), self.full),
-            large_mark: volume.large_mark(),
+            no_mark: volume.lacks_mark((now, self.counts_durable(), self.full), part),
+            large_mark: volume.large_mark(part),
         })
     }
 
@@ -550,25 +551,31 @@ impl Attached {
     }
 
     /// How long it takes until all of it is in the store; see [`Status::left`].
-    fn left(&self, now: Nanos, durable: u64, starved: bool) -> Option<Nanos> {
+    fn left(&self, (now, durable, starved): (Nanos, u64, bool), part: u64) -> Option<Nanos> {
         if self.overlay.bytes() == 0 {
             return Some(Nanos::ZERO);
         }
         let (hurry, anywhere) = self.presses(now, starved);
         let moves = match self.destager.is_idle() {
-            true => (hurry || self.pace == Pace::Async) && self.may_cut(anywhere),
+            true => (hurry || self.pace == Pace::Async) && self.may_cut(anywhere, part),
             false => self.destager.failures() == 0,
         };
         // (Where marks alone count, what comes behind the last one rests until the next.)
         let waits = self.wants_marks() && !anywhere && !self.log.is_cut(self.log.acknowledged());
-        let rests = self.aside || self.halted || waits || self.lacks_mark(now, durable, starved);
+        let rests =
+            self.aside || self.halted || waits || self.lacks_mark((now, durable, starved), part);
         self.throttle.time_left(now, self.log.held()).filter(|_| moves && !rests)
     }
 
     /// Whether an epoch may begin with what is answered, once that is durable: one may end behind the frontier. A window may always.
-    fn may_cut(&self, anywhere: bool) -> bool {
-        let most = self.destager.most();
+    fn may_cut(&self, anywhere: bool, part: u64) -> bool {
+        let most = self.epoch_most(part);
         !self.destager.is_journaled() || self.log.next(u64::MAX, most, anywhere, true).is_some()
+    }
+
+    /// Most bytes of an epoch, where a volume has `part` of the memory for what is on its way.
+    fn epoch_most(&self, part: u64) -> u64 {
+        self.destager.most().min(part)
     }
 
     /// Whether epochs are to end at marks alone.
@@ -584,19 +591,20 @@ impl Attached {
         }
     }
 
-    /// The first mark that waits, or that is named now, does not fit into an epoch.
-    fn large_mark(&self) -> Option<(u64, u64)> {
-        let most = self.destager.most();
+    /// The first mark that waits, or that is named now, does not fit into an epoch. (One that is told to go on ends anywhere.)
+    fn large_mark(&self, part: u64) -> Option<(u64, u64)> {
+        let most = self.epoch_most(part);
         let large = || self.log.too_large(most);
-        self.wants_marks().then(large).flatten().map(|bytes| (bytes, most))
+        let waits = self.wants_marks() && self.draining == 0 && self.closing.is_none();
+        waits.then(large).flatten().map(|bytes| (bytes, most))
     }
 
     /// What is dirty waits for a mark, and room or its age do not.
-    fn lacks_mark(&self, now: Nanos, durable: u64, starved: bool) -> bool {
+    fn lacks_mark(&self, (now, durable, starved): (Nanos, u64, bool), part: u64) -> bool {
         let (hurry, _) = self.presses(now, starved);
         self.wants_marks()
             && hurry
             && self.may_begin(durable)
-            && self.log.next(durable, self.destager.most(), false, true).is_none()
+            && self.log.next(durable, self.epoch_most(part), false, true).is_none()
     }
 }

@@ -426,6 +426,12 @@ pub(super) mod tests {
         assert_eq!(log.status(NOW, 1).unwrap().large_mark, None);
         write(&mut log, 3);
         assert_eq!(log.status(NOW, 1).unwrap().large_mark, Some((3 * 4096, 8192)));
+        // Of an epoch that the memory does not hold the same is so.
+        log.volumes.get_mut(&1).unwrap().destager =
+            Destager::new(destage(Order::Journaled(Cuts::Marks)), 0);
+        assert_eq!(log.status(NOW, 1).unwrap().large_mark, None);
+        log.memory = super::super::memory::Memory::new(4096);
+        assert_eq!(log.status(NOW, 1).unwrap().large_mark, Some((3 * 4096, 4096)));
     }
 
     #[test]
