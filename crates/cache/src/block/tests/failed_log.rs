@@ -348,9 +348,12 @@ fn what_is_dirty_is_not_put_aside_in_a_cache_whose_file_was_removed() {
     disk.write(LINE, [7; LINE as usize]).wait().unwrap();
     drop(disk);
     std::fs::remove_file(dir.path().join("cache")).unwrap();
-    // (When it was found to be gone the log is closed, and what it had may be in the store already.)
-    let why = cache.detach_dirty("disk", &mut |_| true).unwrap_err().to_string();
-    assert!(["was removed", "does not write back"].iter().any(|w| why.contains(w)), "{why}");
+    // (When it was found to be gone the log is closed, and what it had may be in the store already: then the volume may go.)
+    if let Err(why) = cache.detach_dirty("disk", &mut |_| true) {
+        let why = why.to_string();
+        let told = ["was removed", "does not write back", "write log is closed"];
+        assert!(told.iter().any(|w| why.contains(w)), "{why}");
+    }
     goes_through(&cache);
     let store = std::fs::read(dir.path().join("disk")).unwrap();
     assert!(store[LINE as usize..2 * LINE as usize].iter().all(|&b| b == 7));
