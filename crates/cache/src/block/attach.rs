@@ -256,7 +256,10 @@ impl Core {
         let mut carried = None;
         // Nobody changes over how it is written from here on, whichever way that is: it would come back to write back when it has gone.
         let Some(alone) = self.alone_without_clients(&attached, go_on) else { return Ok(None) };
-        if attached.attachment().is_some() {
+        if let Some(of) = attached.attachment() {
+            // What has nothing dirty goes as without it, so that any cache may serve its store. (A store that does not answer would keep it here.)
+            let back = self.back.get().filter(|_| volume.backing().trouble().is_none());
+            let keep_dirty = keep_dirty && !back.is_some_and(|back| back.log().is_clean(of));
             if keep_dirty && !self.reaches_marker(name, go_on) {
                 return Ok(None);
             }

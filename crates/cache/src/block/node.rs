@@ -191,7 +191,8 @@ impl Node<Daemon> for Core {
     }
 
     fn give_up(&self, now: Nanos, why: String) {
-        let why = format!("{why}, the last with: {}", locked(&self.last_flash_error));
+        let last = locked(&self.last_flash_error).clone();
+        let why = if last.is_empty() { why } else { format!("{why}, the last with: {last}") };
         self.leave_for_log(|inbox| inbox.give_up(now, why));
     }
 

@@ -92,7 +92,8 @@ impl Core {
             _ if aside.is_some() => {
                 match aside.and_then(|aside| aside.carried_bytes).filter(|bytes| *bytes > 0) {
                     Some(bytes) => format!(
-                        "it was put aside with {} that its store does not have: attach it as a volume that writes back, so that they come there",
+                        "it is not served: it was put aside, or its store was not there at the start, and the cache has {} that its store lacks: they come there \
+                         when it is attached as a volume that writes back, or when the store that it waits for is there",
                         ByteSize(bytes)
                     ),
                     None => {

@@ -1,6 +1,7 @@
 //! How volumes that write back are left: at a clean stop those with nothing dirty are whole, and what counts no more is said to be dropped.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_engine::block::node::logged::tell_log;
@@ -8,6 +9,9 @@ use larder_format::block::superblock::WrittenBack;
 
 use super::super::Core;
 use super::super::attached::Attached;
+
+/// A stop waits no longer for a store of which nothing is dirty, nor for the place of its marker: it goes without what they would say.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Core {
     /// A clean stop: nobody writes any more. A volume of which nothing is dirty is left as a detach leaves it, so that any cache may serve its store.
@@ -24,14 +28,21 @@ impl Core {
             return;
         }
         let end = |volume: &Arc<Attached>| {
+            let begun = Instant::now();
             // (Nothing has come in between: then it would be waited for.)
+            let mut go_on = |left| left == 0 && begun.elapsed() < PATIENCE;
             let ended = self
                 .alone(volume)
-                .and_then(|alone| self.write_back_no_more((volume, &alone), &mut |left| left == 0));
-            if let Err(error) = ended {
-                tracing::warn!(
-                    "{error}: its marker says still that this cache may hold writes of it"
-                );
+                .and_then(|alone| self.write_back_no_more((volume, &alone), &mut go_on));
+            let says = "its marker says still that this cache may hold writes of it";
+            match ended {
+                Ok(Some(true)) => {}
+                Ok(_) => tracing::warn!(
+                    "volume '{}': its store, or the place of its marker, has not answered within {} s: {says}",
+                    volume.name,
+                    PATIENCE.as_secs()
+                ),
+                Err(error) => tracing::warn!("{error}: {says}"),
             }
         };
         if self.hand.get().is_some() {

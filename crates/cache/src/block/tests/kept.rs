@@ -373,3 +373,28 @@ fn a_marker_of_the_run_that_wrote_it_last_is_a_volumes_own_and_so_is_one_of_this
     look(&cache);
     assert!(status(&cache).troubles.is_empty(), "{:?}", status(&cache).troubles);
 }
+
+/// It waits for no one: any cache may serve its store.
+#[test]
+fn a_volume_of_which_nothing_is_dirty_goes_as_if_nothing_were_to_be_kept() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), ORDERED).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write(0, [1; 4096]).wait().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    drop(disk);
+    assert!(cache.detach_dirty("disk", &mut |_| true).unwrap());
+    assert_eq!(marker(dir.path()).state, MarkerState::Clean);
+    assert_eq!(std::fs::read(dir.path().join("disk")).unwrap()[0], 1);
+}
+
+/// One request is not cut into epochs, so that no cache that is lost leaves a part of it.
+#[test]
+fn a_write_that_is_to_be_durable_is_in_one_epoch() {
+    let dir = TempDir::new().unwrap();
+    let cache = builder(dir.path(), JOURNALED).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    disk.write_durably(0, vec![1; 3 << 20]).wait().unwrap();
+    assert!(cache.core().destage("disk", &mut |_| true).unwrap());
+    assert_eq!(status(&cache).status.epoch, 1, "{:?}", status(&cache));
+}

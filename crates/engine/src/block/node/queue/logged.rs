@@ -133,7 +133,8 @@ impl<H: Host> Queue<H> {
             let len = (op.len - from).min(most);
             let bytes = op.bytes.as_ref().map(|bytes| H::part(bytes, from, len));
             let sums = bytes.as_ref().map_or(Sums::Many(Box::default()), H::sums);
-            let (fua, may_punch) = (op.fua, op.may_punch);
+            // The last is durable when all are: one request is not cut into epochs.
+            let (fua, may_punch) = (op.fua && from + len == op.len, op.may_punch);
             let (kind, at) = (change, at + from);
             appends.push(Append { op: id, attachment, kind, at, len, bytes, sums, fua, may_punch });
             from += len;
