@@ -132,7 +132,9 @@ impl Known {
     /// Whether its marker says that another has its store.
     #[inline]
     fn is_others(&self) -> bool {
-        let others = |attached: &Arc<Attached>| attached.others.load(Ordering::Relaxed);
+        let others = |attached: &Arc<Attached>| {
+            attached.others.load(Ordering::Relaxed) && attached.attachment().is_some()
+        };
         self.0.attached.as_ref().is_some_and(others)
     }
 }

@@ -54,7 +54,9 @@ impl Core {
             *number += 1;
             let mut marker = self.marker(volume, &written.state, *number, state, frontier);
             marker.time = time;
+            written.leaves.store(said == Said::Clean, Ordering::SeqCst);
             if let Err(error) = self.write_marker(&written, &marker, again) {
+                written.leaves.store(false, Ordering::SeqCst);
                 tracing::warn!("volume '{}': {error}: it is tried again", volume.name);
                 return false;
             }

@@ -162,6 +162,10 @@ impl Core {
     pub(super) fn check_marker(&self, back: &Back, written: &Written) -> Again {
         let Some(place) = &written.place else { return Again::Own };
         let WrittenBack { attachment, generation, .. } = written.state;
+        let leaves = || written.leaves.load(Ordering::SeqCst);
+        if leaves() {
+            return Again::Own;
+        }
         let own = marker::Marker {
             of: Some((written.state.volume, attachment)),
             moved: false,
@@ -179,11 +183,18 @@ impl Core {
             it = seen(&mut **place, &own, tried.as_ref());
         }
         drop(place);
+        if leaves() {
+            // What was found may be what says so.
+            return Again::Own;
+        }
         let Seen { again, what } = it;
         written.silent.store(again == Again::Unknown, Ordering::Relaxed);
         let halted = again == Again::Others;
+        let is_present = |now: Arc<Written>| std::ptr::eq(&raw const *now, written);
+        if again != Again::Unknown && back.written(attachment).is_some_and(is_present) {
+            written.attached.others.store(halted, Ordering::SeqCst);
+        }
         if again != Again::Unknown && back.log().is_halted(attachment) != halted {
-            written.attached.others.store(halted, Ordering::Relaxed);
             tell_log(self, self.now(), |log, asks| log.halt(attachment, halted, asks));
         }
         match again {

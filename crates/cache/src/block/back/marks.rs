@@ -44,7 +44,9 @@ impl Core {
             return Err(fail(self.troubles_of(&written).join("; ")));
         }
         let failed = |back: &Back| {
+            let halted = back.log().is_halted(attachment).then(|| self.troubles_of(&written));
             let why = back.log().closed().unwrap_or("it was detached");
+            let why = halted.map_or(why.to_owned(), |troubles| troubles.join("; "));
             fail(format!("the mark is not in its write log: {why}"))
         };
         let mut buf = AlignedBuf::zeroed(mark.len());

@@ -216,6 +216,8 @@ pub(super) struct Written {
     pub tried: Mutex<Option<Marker>>,
     /// It did not answer when it was looked at last.
     pub silent: AtomicBool,
+    /// The last that is written of it: it says, or is about to, that nothing is dirty, and is nobody else's for that.
+    pub leaves: AtomicBool,
     /// What is wrong with it.
     pub trouble: Mutex<kept::Troubles>,
     /// How far the store is by its marker: its frontier, with the marks behind it.
@@ -450,7 +452,10 @@ impl Core {
         if says || log_closed || volume.changing.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let why = self.troubles_of(written).join("; ");
+        let why = match self.troubles_of(written) {
+            troubles if troubles.is_empty() => "its place does not answer".to_owned(),
+            troubles => troubles.join("; "),
+        };
         let reason = format!(
             "all of it is in its store, and its marker could not be told so ({why}): an older copy of this cache would still be believed"
         );

@@ -660,6 +660,7 @@ impl<'a> Way<'a> {
         }
         tracing::debug!(volume = self.volume.name, attachment = state.attachment, "writes back");
         self.volume.volume().writes_back(true);
+        self.volume.others.store(false, Ordering::SeqCst);
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())
     }
@@ -691,6 +692,7 @@ impl<'a> Way<'a> {
         core.name_marks(back, state.attachment);
         tracing::error!("volume '{}': {beyond}", self.volume.name);
         back.add(Written { shown: true, ..Written::new(self.volume, holder, begins) });
+        self.volume.others.store(false, Ordering::SeqCst);
         self.volume.attachment.store(state.attachment, Ordering::SeqCst);
         Ok(())
     }
@@ -724,6 +726,7 @@ impl Written {
             durable_run: holder.marked_by().into(),
             tried: Mutex::default(),
             silent: AtomicBool::new(false),
+            leaves: AtomicBool::new(false),
             trouble: Mutex::default(),
             said: AtomicU64::new(holder.frontier()),
             recovered: holder.recovered(),

@@ -129,6 +129,8 @@ fn nothing_comes_to_a_store_whose_marker_names_another_holder() {
         disk.flush().wait().unwrap_err();
         disk.read(0, 4096).wait().unwrap_err();
         disk.zero(4096, 4096).wait().unwrap_err();
+        let why = cache.core().mark("disk", "safe", &mut || true).unwrap_err().to_string();
+        assert!(why.contains(word), "{why}");
     }
     // All goes on when it is put back.
     std::fs::write(&path, [was.encode(), was.encode()].concat()).unwrap();
@@ -397,4 +399,37 @@ fn a_write_that_is_to_be_durable_is_in_one_epoch() {
     disk.write_durably(0, vec![1; 3 << 20]).wait().unwrap();
     assert!(cache.core().destage("disk", &mut |_| true).unwrap());
     assert_eq!(status(&cache).status.epoch, 1, "{:?}", status(&cache));
+}
+
+/// It is looked at all the time while the log says so.
+#[test]
+fn a_volume_whose_failed_log_is_in_its_store_is_nobody_elses() {
+    for _ in 0..20 {
+        let dir = TempDir::new().unwrap();
+        let cache = builder(dir.path(), ORDERED).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        cache.core().faults.flushes.store(true, Ordering::SeqCst);
+        disk.write(0, [1; 4096]).wait().unwrap();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !ended.load(Ordering::SeqCst) {
+                        look(&cache);
+                    }
+                });
+            }
+            let flushed = disk.flush().wait();
+            let until = Instant::now() + Duration::from_secs(60);
+            while cache.core().back_status("disk").is_some() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ended.store(true, Ordering::SeqCst);
+            flushed.unwrap();
+        });
+        assert!(cache.core().back_status("disk").is_none());
+        assert!(disk.read(0, 4096).wait().unwrap().iter().all(|&b| b == 1));
+        disk.write(4096, [2; 4096]).wait().unwrap();
+        disk.flush().wait().unwrap();
+    }
 }

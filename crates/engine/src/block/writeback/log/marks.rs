@@ -108,7 +108,8 @@ impl<B: Clone> WriteLog<B> {
         asks: &mut Asks<B>,
     ) -> Option<u64> {
         record::mark_name(name.as_bytes())?;
-        let volume = self.volumes.get_mut(&attachment).filter(|_| self.closed.is_none())?;
+        let closed = self.closed.is_some();
+        let volume = self.volumes.get_mut(&attachment).filter(|v| !closed && !v.halted)?;
         let position = match volume.destager.is_journaled() {
             true => volume.log.acknowledged(),
             // Its own sequence, which it does not have yet.
@@ -139,6 +140,10 @@ impl<B: Clone> WriteLog<B> {
     pub fn mark_state(&mut self, attachment: u32, number: u64) -> MarkState {
         let (durable, closed) = (self.segments.durable(), self.closed.is_some());
         let Some(volume) = self.volumes.get_mut(&attachment) else { return MarkState::Failed };
+        if volume.halted {
+            // It would be a point of what another has.
+            return MarkState::Failed;
+        }
         match volume.marks.awaited.get(&number) {
             Some(&(sequence, batch))
                 if batch <= durable || self.fault.is(Planted::MarkNotAwaited) =>
