@@ -76,6 +76,7 @@ pub(crate) struct Seen {
     pub(crate) warm: u64,
     pub(crate) through: u64,
     pub(crate) images: u64,
+    pub(crate) failed_images: u64,
     pub(crate) closed: u64,
     pub(crate) failed_flushes: u64,
     pub(crate) operators: u64,
@@ -83,10 +84,10 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    fn all(&mut self) -> [(&'static str, &mut u64); 23] {
+    fn all(&mut self) -> [(&'static str, &mut u64); 24] {
         macro_rules! all { ($($f:ident)*) => { [$((stringify!($f), &mut self.$f)),*] } }
         all!(reads logged_reads changes flushes status dirty_status destaged store_failures flash_failures fills
-            merges updates hits ranges kills power_cuts warm through images closed failed_flushes
+            merges updates hits ranges kills power_cuts warm through images failed_images closed failed_flushes
             operators operators_io)
     }
 
@@ -175,6 +176,8 @@ pub(crate) struct World {
     slow_reads: bool,
     /// How often crashes happen: in some runs there is one long life, in which segments come round.
     crashes: f64,
+    /// The loss of the cache is tried at every I/O of a store or the log.
+    loses: bool,
     pub(crate) seen: Seen,
 }
 
@@ -245,6 +248,7 @@ impl World {
             stuck: false,
             slow_reads: rng.chance(0.3),
             crashes: [0.05, 0.3, 1.0][rng.below(3) as usize],
+            loses: seed % 16 == 9,
             seen: Seen::default(),
             rng,
         };
@@ -353,8 +357,8 @@ impl World {
         fails
     }
 
-    /// A store changes; of one that fails some sectors.
-    fn change_store(&mut self, volume: &Vol, change: &StoreOp<Bytes>, mark: usize, torn: bool) {
+    /// The sectors that a change of a store fills, each with the number of the write.
+    fn filled_by(&self, volume: &Vol, change: &StoreOp<Bytes>) -> Vec<(u64, u64)> {
         let v = volume.number;
         let sectors = |at: u64, len: u64| at / SECTOR as u64..(at + len).div_ceil(SECTOR as u64);
         let mut all: Vec<(u64, u64)> = Vec::new();
@@ -367,8 +371,18 @@ impl World {
             StoreOp::Zero { at, len, .. } | StoreOp::Trim { at, len, .. } => {
                 all.extend(sectors(*at, *len).map(|s| (s, 0)));
             }
-            StoreOp::Flush if !torn => self.stores[v].flush(mark),
             StoreOp::Flush | StoreOp::Status { .. } => {}
+        }
+        let end = self.stores[v].sectors();
+        all.retain(|(sector, _)| *sector < end);
+        all
+    }
+
+    /// A store changes; of one that fails some sectors.
+    fn change_store(&mut self, volume: &Vol, change: &StoreOp<Bytes>, mark: usize, torn: bool) {
+        let v = volume.number;
+        if matches!(change, StoreOp::Flush) && !torn {
+            self.stores[v].flush(mark);
         }
         let fua = match change {
             StoreOp::Write { fua, .. } | StoreOp::Zero { fua, .. } | StoreOp::Trim { fua, .. } => {
@@ -376,8 +390,7 @@ impl World {
             }
             StoreOp::Flush | StoreOp::Status { .. } => false,
         };
-        let end = self.stores[v].sectors();
-        for (sector, number) in all.into_iter().filter(|(sector, _)| *sector < end) {
+        for (sector, number) in self.filled_by(volume, change) {
             if !torn || self.rng.chance(0.5) {
                 self.stores[v].write(sector, number);
             }
@@ -507,19 +520,26 @@ impl World {
             Io::StoreRead(..) | Io::FlashRead(..) | Io::LogRead(..) | Io::Copy(..) | Io::Merge(..)
         );
         let is_stores = matches!(self.doing[which].io, Io::StoreChange(..) | Io::StoreFlush(..));
+        let of_the_log =
+            matches!(self.doing[which].io, Io::LogWrite(..) | Io::LogFlush(..) | Io::Mark(..));
+        let is_changed = is_stores || of_the_log;
         let waits = self.doing[which].is_slow && is_read && !self.rng.chance(0.02);
         if !hurry && (waits || self.stuck && is_stores) {
             return Ok(());
         }
         if self.doing[which].landed.is_none() {
             self.doing[which].landed = self.lands(which);
+            if is_changed {
+                self.lose_at_io()?;
+            }
             if self.doing[which].landed.is_none() || self.rng.chance(0.5) {
                 return Ok(());
             }
         }
         let Doing { io, landed, .. } = self.doing.swap_remove(which);
         self.says(|| format!("ends {io:?}"));
-        self.ends(io, landed.expect("it happened"))
+        self.ends(io, landed.expect("it happened"))?;
+        if is_changed { self.lose_at_io() } else { Ok(()) }
     }
 
     fn ends(&mut self, io: Io, landed: Landed) -> Checked {
@@ -694,22 +714,52 @@ impl World {
     /// The cache device is gone: what do the stores alone hold? Nothing else changes, so it can be asked at any time.
     fn lose_cache(&mut self) -> Checked {
         for v in 0..self.stores.len() {
-            if self.failing {
-                return Ok(());
-            }
             let completion = match self.kinds[v].map(|kind| kind.destage.order) {
                 Some(Order::Ordered(grain)) => grain == Grain::Completion,
                 _ => continue,
             };
+            // One of a log that has failed writes through in the end: its store is then what any disk with a volatile cache is.
+            let over = self.life().shared.over.borrow().contains(&(v as u32 + 1));
             let mut store = self.stores[v].clone();
-            if self.rng.chance(0.5) {
+            if self.loses {
+                // As it is, with whatever has come of what is under way, and behind a power cut of its own.
+                self.check_lost(v, &store, completion && !over)?;
+                self.comes_in_part(v, &mut store);
+                self.check_lost(v, &store, completion && !over)?;
+            }
+            if self.loses || self.rng.chance(0.5) {
                 store.power_cut(&mut self.rng);
             }
-            let image = self.truth[v].check_image(store.image(), completion);
-            image.map_err(|why| format!("v{v}, cache lost: {why}"))?;
+            self.check_lost(v, &store, completion && !over)?;
             self.seen.images += 1;
+            self.seen.failed_images += u64::from(self.failing);
         }
         Ok(())
+    }
+
+    fn check_lost(&self, v: usize, store: &Store, completion: bool) -> Checked {
+        let image = self.truth[v].check_image(store.image(), completion);
+        image.map_err(|why| format!("v{v}, cache lost: {why}"))
+    }
+
+    /// Any sectors of what is on its way to a store are there.
+    fn comes_in_part(&mut self, v: usize, store: &mut Store) {
+        for Doing { io, landed, .. } in &self.doing {
+            let Io::StoreChange(_, _, volume, change, _) = io else { continue };
+            if volume.number != v || landed.is_some() {
+                continue;
+            }
+            for (sector, number) in self.filled_by(volume, change) {
+                if self.rng.chance(0.5) {
+                    store.write(sector, number);
+                }
+            }
+        }
+    }
+
+    /// What has happened at a device, or is told now, leaves stores that are what their orders promise.
+    fn lose_at_io(&mut self) -> Checked {
+        if self.loses { self.lose_cache() } else { Ok(()) }
     }
 
     // ---- what happens next ----

@@ -40,6 +40,8 @@ const SECTOR: u64 = 512;
 /// Where the log's area begins on its device.
 const AT: u64 = 8192;
 const CACHE: Uuid = Uuid([7; 16]);
+/// One history of so many tries the loss of the cache at every I/O.
+const LOSES: u64 = 16;
 /// Not yet.
 const NEVER: u64 = u64::MAX;
 
@@ -187,6 +189,10 @@ pub(super) struct World {
     carries: bool,
     /// Nothing crashes for long.
     is_calm: bool,
+    /// The loss of the cache is tried at every I/O.
+    loses: bool,
+    /// So often it was.
+    pub(super) lost: u64,
     /// There is a write budget, which has more or less left.
     purse: Option<Rng>,
     /// What it has.
@@ -264,6 +270,8 @@ impl World {
             may_fail,
             carries: seed % 4 == 3,
             is_calm: seed % 8 == 5,
+            loses: seed % LOSES == 9,
+            lost: 0,
             purse: (seed % 8 == 6).then(|| Rng::new(seed)),
             means: Means::Plenty,
             footers: if seed % 8 == 5 { 0.02 } else { 0.05 },
@@ -354,6 +362,11 @@ impl World {
 
     /// One of what is under way ends.
     fn end(&mut self, which: usize) -> Checked {
+        self.ends(which)?;
+        if self.loses { self.lose_cache() } else { Ok(()) }
+    }
+
+    fn ends(&mut self, which: usize) -> Checked {
         let (mut out, mut asks) = (Vec::new(), Asks::default());
         let now = self.now;
         let volume = match self.ios.swap_remove(which) {
@@ -560,6 +573,9 @@ impl World {
                     self.volumes[v].store.crash(&mut self.rng);
                     self.drop_slots(v);
                     self.says(|| format!("v{v}: store crashes"));
+                    if self.loses {
+                        self.lose_cache()?;
+                    }
                 }
                 // In some runs there is one long life, in which segments come round.
                 970..995 if self.is_calm && self.rng.chance(0.95) => {}

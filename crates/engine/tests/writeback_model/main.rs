@@ -70,15 +70,17 @@ fn no_history_of_the_whole_log_breaks_a_promise() {
             panic!("whole log, seed {seed}: {why}\nreplay with LARDER_SEED={seed}");
         }
         let mended = u64::from(!world.stopped && world.mended > 0);
-        [world.sealed, u64::from(world.stopped), mended, world.gaps, world.whole]
+        [world.sealed, u64::from(world.stopped), mended, world.gaps, world.whole, world.lost]
     });
-    let [sealed, stopped, mended, gaps, whole] =
-        [0, 1, 2, 3, 4].map(|at| all.iter().map(|seen| seen[at]).sum::<u64>());
+    let [sealed, stopped, mended, gaps, whole, lost] =
+        [0, 1, 2, 3, 4, 5].map(|at| all.iter().map(|seen| seen[at]).sum::<u64>());
     println!(
         "{stopped} ended with a volume that is stopped, {mended} with sectors that were written again"
     );
+    println!("the loss of the cache was tried {lost} times");
     println!("batches were lost: {gaps} volumes are called damaged, {whole} are whole");
     assert!(seed.is_some() || gaps > seeds / 50 && whole > seeds / 50, "{gaps}, {whole}");
+    assert!(seed.is_some() || lost > 10 * seeds, "{lost}");
     assert!(seed.is_some() || mended > seeds / 20, "{mended} are written again");
     assert!(seed.is_some() || sealed > seeds, "{sealed} segments were read by their footers");
 }

@@ -153,14 +153,39 @@ impl World {
 
     /// The cache device is gone: what do the stores hold? Nothing else changes, so it can be asked at any time.
     pub(super) fn lose_cache(&mut self) -> Checked {
+        self.lost += 1;
         for v in 0..self.volumes.len() {
             let mut store = self.volumes[v].store.clone();
-            if self.rng.chance(0.5) {
+            if self.loses {
+                // As it is, with whatever has come of what is under way, and behind a power cut of its own.
+                self.check_lost(v, &store)?;
+                self.comes_in_part(v, &mut store);
+                self.check_lost(v, &store)?;
+            }
+            if self.loses || self.rng.chance(0.5) {
                 store.crash(&mut self.rng);
             }
-            self.check_image(v, &store).map_err(|why| format!("v{v}, cache lost: {why}"))?;
+            self.check_lost(v, &store)?;
         }
         Ok(())
+    }
+
+    fn check_lost(&self, v: usize, store: &Store) -> Checked {
+        self.check_image(v, store).map_err(|why| format!("v{v}, cache lost: {why}"))
+    }
+
+    /// Any sectors of what is on its way to a store are there.
+    fn comes_in_part(&mut self, v: usize, store: &mut Store) {
+        for io in &self.ios {
+            let Io::Store { volume, dirty, .. } = io else { continue };
+            let number = self.volumes[*volume].log.get(dirty.sequence as usize - 1);
+            let Some(&number) = number.filter(|_| *volume == v) else { continue };
+            for sector in dirty.at / SECTOR..(dirty.at + dirty.len) / SECTOR {
+                if self.rng.chance(0.5) {
+                    store.write(sector, number);
+                }
+            }
+        }
     }
 
     fn check_image(&self, v: usize, store: &Store) -> Checked {
