@@ -160,6 +160,12 @@ fn text(told: &Recovery, now: u64) -> String {
             ("lost", "at most all that was written since the marker was last clean".into())
         }
     });
+    if let Some(sequence) = told.sequence.filter(|_| told.was != "clean") {
+        rows.push((
+            "sequence",
+            format!("the store has all up to record {sequence} of that cache's log"),
+        ));
+    }
     if let Some(mark) = &told.mark {
         let printable: String = mark.chars().filter(|c| !c.is_control()).collect();
         rows.push(("mark", format!("'{printable}' is the last that the store is known to have")));
@@ -265,6 +271,7 @@ mod tests {
             host: Some("there".into()),
             order: Some("ordered".into()),
             not_older_than: Some(1_700_000_000),
+            sequence: Some(4711),
             torn: None,
             joined: false,
             mark: Some("nightly".into()),
@@ -289,6 +296,7 @@ mod tests {
             ],
         );
         assert!(!said(&dirty).contains("see to it"));
+        has(&dirty, &["sequence the store has all up to record 4711 of that cache's log"]);
         has(&dirty, &["mark 'nightly' is the last", "it was dirty"]);
         let carried = Recovery { was: "carried".into(), ..dirty.clone() };
         has(
@@ -309,8 +317,10 @@ mod tests {
             host: None,
             order: None,
             not_older_than: None,
+            sequence: None,
             ..dirty.clone()
         };
+        assert!(!said(&lost).contains("sequence"));
         has(&lost, &["both copies were damaged", "not known", "at most all", "never existed"]);
         let clean = Recovery { was: "clean".into(), recovered: false, ..dirty };
         has(&clean, &["it was clean", "nothing: the marker says"]);

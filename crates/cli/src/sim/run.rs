@@ -228,6 +228,10 @@ const ROWS: &[Row] = &[
     ("  99 %", |c| of_block(c, |b| (b.flush.count > 0).then(|| micros(b.flush.p99_us)))),
     ("written to the log", |c| written_back(c, |b| ByteSize(b.log_bytes).to_string())),
     ("  destaged", |c| written_back(c, |b| ByteSize(b.destaged_bytes).to_string())),
+    ("  epochs in its journal", |c| of_block(c, |b| (b.epochs > 0).then(|| b.epochs.to_string()))),
+    ("    bytes of them", |c| {
+        of_block(c, |b| (b.epochs > 0).then(|| ByteSize(b.journal_bytes).to_string()))
+    }),
     ("dirty at the end", |c| written_back(c, |b| ByteSize(b.dirty_bytes).to_string())),
     ("  at most", |c| written_back(c, |b| ByteSize(b.dirty_bytes_max).to_string())),
     ("staleness, mean", |c| written_back(c, |b| micros(b.staleness_mean_s * 1e6))),

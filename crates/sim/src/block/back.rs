@@ -11,10 +11,10 @@ use larder_engine::block::writeback::holder::{Comer, Held, Holder};
 use larder_engine::block::writeback::log::{Attach, Config, Status, WriteLog};
 use larder_engine::block::writeback::marker::{Read, Step};
 use larder_engine::block::writeback::throttle::Age;
+use larder_engine::block::writeback::volume_log::Order;
 use larder_engine::block::writeback::words::{BACK, Mode, NotBack};
 use larder_engine::block::writeback::{Fault, destager};
 use larder_format::Uuid;
-use larder_format::block::marker as format;
 use larder_format::block::superblock::{HoldsState, WrittenBack};
 use larder_format::block::write_log::SegmentGeometry;
 use larder_format::block::write_log::segment::SEGMENT_BYTES;
@@ -55,21 +55,13 @@ impl Stated {
             };
         }
         let wrong = |must: String| ("write", format!("'{}'", spec.write), must);
-        if spec.write.starts_with("back:journaled") {
+        let mode: Mode = spec.write.parse().map_err(|e| wrong(format!("{e}")))?;
+        if matches!(mode.order, Order::Journaled(cuts) if cuts.are_marks()) {
             return Err(wrong(
-                "a journal is not simulated: choose back:any or back:ordered".into(),
+                "no trace names marks, so that no epoch would end where it is to: leave cut=marks out, and epochs end at clients' flushes (flush_every)"
+                    .to_owned(),
             ));
         }
-        // (What is said of orders elsewhere names the one that is not here.)
-        let mode: Mode = spec.write.parse().map_err(|e| match e {
-            NotBack::Order(order) => wrong(format!(
-                "'{order}' is no order of write-back: choose back:any or back:ordered"
-            )),
-            NotBack::NotJournaled(key) => {
-                wrong(format!("{key}= is of a journal, which is not simulated: leave it out"))
-            }
-            e => wrong(format!("{e}")),
-        })?;
         let wrong_age = |e: NotBack| {
             (
                 "dirty_age_max",
@@ -194,7 +186,7 @@ impl Back {
         self.volumes.borrow_mut().insert(volume, attachment);
         self.saves.borrow_mut().entry(volume).or_default();
         let Mode { order, pace } = self.stated.mode;
-        let (most, depth) = (defaults::WINDOW.0, self.depth);
+        let (most, depth) = (defaults::window(order), self.depth);
         let attach = Attach {
             attachment,
             volume: larder_format::Uuid([0; 16]),
@@ -302,8 +294,9 @@ struct Way {
 
 impl Way {
     /// It has no marker: a simulation does not crash.
-    fn new(change: Change, attachment: u32, now: Nanos) -> Way {
+    fn new(change: Change, (attachment, order): (u32, Order), now: Nanos) -> Way {
         let cache = Uuid([0; 16]);
+        let order = order.marked();
         let holds = match change {
             Change::Through => HoldsState::Open,
             Change::Back => HoldsState::Clean,
@@ -316,7 +309,7 @@ impl Way {
             generation: 1,
             marker: 0,
             run: 1,
-            order: format::Order::Any,
+            order,
             cut: None,
         };
         let holder = match change {
@@ -331,7 +324,7 @@ impl Way {
                     run: 1,
                     record: Some(entry),
                     logged: None,
-                    order: Some(format::Order::Any),
+                    order: Some(order),
                     marked: false,
                     served: true,
                     drains: false,
@@ -454,7 +447,7 @@ impl BlockSim {
             let writes_back = back.attachment(volume).is_some();
             if let Some(change) = saves.thrift.wants(now, writes_back, &economy) {
                 let attachment = back.attachment(volume).unwrap_or(0);
-                saves.way = Some(Way::new(change, attachment, now));
+                saves.way = Some(Way::new(change, (attachment, back.stated.mode.order), now));
             }
             while let Some(way) = &mut saves.way {
                 let Some(step) = way.holder.next() else {

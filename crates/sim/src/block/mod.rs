@@ -10,6 +10,7 @@
 mod back;
 mod error;
 mod given;
+mod journal;
 mod log;
 mod node;
 mod shares;
@@ -25,6 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
+use larder_engine::block::node::calls::{Message, send};
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::logged::LogIo;
@@ -35,7 +37,7 @@ use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
 use larder_engine::block::node::{StoredShard, defaults};
-use larder_engine::block::{BlockConfig, BlockStats, GroupId, LineId, PartKind};
+use larder_engine::block::{BlockConfig, BlockStats, GroupId, LineId, OpId, PartKind};
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
@@ -50,6 +52,7 @@ pub(crate) use world::Answered;
 use crate::device::drive::{Drive, DriveError};
 use crate::device::store::{StoreCounts, StoreModel};
 use crate::device::{Store, Timing};
+use journal::Journals;
 use node::{Blank, Late, Run, Sim, SimNode};
 use shares::Shares;
 use space::NoPlace;
@@ -103,6 +106,9 @@ pub(crate) struct Sums {
     /// Bytes of the write log, and those of them whose writes came to the store.
     pub log_bytes_written: u64,
     pub destaged: u64,
+    /// Bytes and epochs that were written to journals.
+    pub journal_bytes_written: u64,
+    pub epochs: u64,
     /// Pages of the table of a sparse cache that were read.
     pub table_reads: u64,
 }
@@ -155,13 +161,13 @@ pub(crate) struct BlockSim {
 }
 
 impl BlockSim {
-    /// An empty cache on a device that was formatted a moment ago.
+    /// An empty cache on a device that was formatted a moment ago, before `store`; journals of its volumes lie on a device like `journal`.
     ///
     /// # Errors
     /// A key whose value cannot be meant, a budget or a drive that cannot be had.
     pub(crate) fn new(
         spec: &Block,
-        store: &Store,
+        (store, journal): (&Store, &Store),
         timing: &Timing,
         drive: impl FnOnce(u64) -> Result<Drive, DriveError>,
         seed: u64,
@@ -221,7 +227,8 @@ impl BlockSim {
         let files = sparse.then(|| sparse::Files::new(layout, placing, generation, flash));
         let flush = Nanos((timing.flash_flush_us * 1000.0) as u64);
         let store = StoreModel::new(store, timing, seed);
-        let world = World::new(layout, drive, store, files, flush);
+        let journals = Journals::new(StoreModel::new(journal, timing, seed));
+        let world = World::new(layout, drive, (store, journals), files, flush);
         let mut sim = BlockSim {
             node,
             queue: RecordedQueue::new(Queue::new(
@@ -309,6 +316,8 @@ impl BlockSim {
             map_bytes_written: self.map_bytes_written,
             log_bytes_written: self.world.log_bytes_written,
             destaged: self.node.back.as_ref().map_or(0, |b| b.destaged(self.world.now)),
+            journal_bytes_written: self.world.journals.bytes,
+            epochs: self.world.journals.written,
             table_reads: self.world.files.as_ref().map_or(0, |f| f.reads),
         }
     }
@@ -446,6 +455,11 @@ impl BlockSim {
             Event::StoreChanged { job } => {
                 queue.store_changed(node, now, world, JobId(job), Ok(()));
             }
+            Event::JournalWritten { attachment } => match world.journals.ended(now, attachment) {
+                Some(ends) => world.journal_goes_on(attachment, ends),
+                None => journaled(node, attachment, false),
+            },
+            Event::JournalFlushed { attachment } => journaled(node, attachment, true),
             Event::Census => {
                 self.census_due = false;
                 self.round(now);
@@ -587,6 +601,11 @@ impl BlockSim {
             self.round(round);
         }
     }
+}
+
+/// A journal has an epoch, or was flushed: the queue is told.
+fn journaled(node: &SimNode, attachment: u32, flushed: bool) {
+    send(node, OpId(0), Message::Journal { attachment, flushed, done: true });
 }
 
 /// Shards whose lines are swept and counted.

@@ -47,8 +47,8 @@ pub struct Block {
     /// Default `gc`.
     #[serde(default = "evict")]
     pub evict: String,
-    /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`; or `back:ORDER[,grain=…][,destage=…]` but for `journaled`, as `larder block serve --write` takes
-    /// it: it is answered when it is in the cache's write log, and comes to the store later. Default `hdd-ssd`.
+    /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`; or `back:ORDER[,grain=…][,destage=…]` but for `cut=marks`, as `larder block serve --write`
+    /// takes it: it is answered when it is in the cache's write log, and comes to the store later. Default `hdd-ssd`.
     #[serde(default = "write")]
     pub write: String,
     /// Of `flash`, what the write log has of a cache that writes back. Default a tenth, at most 8 GiB.

@@ -17,7 +17,7 @@ fn spec(placement: &str, write: &str, admission: &str) -> Block {
 fn sim(spec: &Block) -> BlockSim {
     let timing = Timing::default();
     let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, bytes, 1);
-    BlockSim::new(spec, &Store::default(), &timing, drive, 7).unwrap()
+    BlockSim::new(spec, (&Store::default(), &Store::default()), &timing, drive, 7).unwrap()
 }
 
 fn at(us: u64, request: Request) -> Request {
@@ -435,7 +435,9 @@ fn a_write_budget_holds_new_lines_back() {
     let timing = Timing::default();
     let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, bytes, 1);
     let wrong = Block { write_budget: wrong, ..free };
-    let e = BlockSim::new(&wrong, &Store::default(), &timing, drive, 7).err().unwrap();
+    let e = BlockSim::new(&wrong, (&Store::default(), &Store::default()), &timing, drive, 7)
+        .err()
+        .unwrap();
     assert!(e.to_string().contains("write_budget.years is 0"), "{e}");
 }
 
@@ -477,7 +479,7 @@ fn pages_of_a_table_come_and_go() {
     // Scattered so thinly over a small drive, the table itself would not fit.
     let mut small = BlockSim::new(
         &Block { flash: ByteSize::mib(16), ..spec },
-        &Store::default(),
+        (&Store::default(), &Store::default()),
         &Timing::default(),
         |bytes| Drive::new(&DriveSpec::default(), &Timing::default(), bytes, 1),
         7,
@@ -494,7 +496,9 @@ fn what_cannot_be_meant_is_named() {
         let timing = Timing::default();
         let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, bytes, 1);
         let error = spec.validate().err().map(|(f, v, m)| format!("{f} {v} {m}")).or_else(|| {
-            BlockSim::new(spec, &Store::default(), &timing, drive, 7).err().map(|e| e.to_string())
+            BlockSim::new(spec, (&Store::default(), &Store::default()), &timing, drive, 7)
+                .err()
+                .map(|e| e.to_string())
         });
         let error = error.expect("an error");
         assert!(error.contains(words), "'{error}' lacks '{words}'");

@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BinaryHeap};
 use larder_base::Nanos;
 use larder_engine::block::node::event::{Answer, Effects, Ended, JobId, ShardIo, StoreOp};
 use larder_engine::block::node::failing::FlashError;
-use larder_engine::block::node::logged::LogIo;
+use larder_engine::block::node::logged::{JournalPart, LogIo};
 use larder_engine::block::writeback::log::ToWrite;
 use larder_engine::block::{IoId, LineId, Merge, PartKind, SlotId};
 use larder_format::block::Layout;
 use larder_policy::block::BlockKind;
 
+use super::journal::Journals;
 use super::node::{Blank, Run, Sim};
 use super::sparse::Files;
 use crate::device::drive::Drive;
@@ -68,6 +69,14 @@ pub(super) enum Event {
     StoreChanged {
         job: u32,
     },
+    /// A request of an epoch to its journal is over.
+    JournalWritten {
+        attachment: u32,
+    },
+    /// The journal's device is flushed.
+    JournalFlushed {
+        attachment: u32,
+    },
     /// Void lines are swept, and the lines of volumes are counted.
     Census,
     /// Maintenance's round.
@@ -90,7 +99,7 @@ pub(super) enum Kept {
 pub(super) enum Whose {
     /// I/O of the cache device that the queue has asked for.
     Device,
-    /// What a store has done.
+    /// What a store or a journal has done.
     Store,
     /// Maintenance's rounds.
     Log,
@@ -114,7 +123,10 @@ impl Event {
             | Event::LogFlushed { .. }
             | Event::LogRead { .. }
             | Event::WritesDue => Whose::Device,
-            Event::StoreRead { .. } | Event::StoreChanged { .. } => Whose::Store,
+            Event::StoreRead { .. }
+            | Event::StoreChanged { .. }
+            | Event::JournalWritten { .. }
+            | Event::JournalFlushed { .. } => Whose::Store,
             Event::Log | Event::Logged => Whose::Log,
             Event::Census => Whose::Round,
         }
@@ -169,6 +181,7 @@ pub(super) struct World {
     /// Of a sparse cache, what lies between its file and the drive.
     pub files: Option<Files>,
     pub store: StoreModel,
+    pub journals: Journals,
     /// By [`Whose`].
     events: [Events; Whose::ALL.len()],
     /// By the same order.
@@ -187,6 +200,9 @@ pub(super) struct World {
     /// What was written to stores: volume, first byte, bytes.
     #[cfg(test)]
     pub stored: Vec<(u32, u64, u64)>,
+    /// Epochs as their journals were to have them, and when.
+    #[cfg(test)]
+    pub epochs: Vec<(Nanos, u64, u64, Vec<JournalPart<Blank>>)>,
     /// Volumes that write back, by attachment number from 1.
     pub written_back: Vec<Run>,
 }
@@ -195,7 +211,7 @@ impl World {
     pub(super) fn new(
         layout: Layout,
         drive: Drive,
-        store: StoreModel,
+        (store, journals): (StoreModel, Journals),
         files: Option<Files>,
         flush: Nanos,
     ) -> World {
@@ -205,6 +221,7 @@ impl World {
             drive,
             files,
             store,
+            journals,
             events: Default::default(),
             kept: BTreeMap::new(),
             sequence: 0,
@@ -216,6 +233,8 @@ impl World {
             flush,
             #[cfg(test)]
             stored: Vec::new(),
+            #[cfg(test)]
+            epochs: Vec::new(),
             written_back: Vec::new(),
         }
     }
@@ -257,6 +276,11 @@ impl World {
     pub(super) fn take_kept(&mut self, now: Nanos) -> Option<Kept> {
         let first = self.kept.first_entry().filter(|first| first.key().0 <= now)?;
         Some(first.remove())
+    }
+
+    /// Requests of an epoch to its journal that were begun, and end then.
+    pub(super) fn journal_goes_on(&mut self, attachment: u32, ends: Vec<Nanos>) {
+        ends.into_iter().for_each(|end| self.at(end, Event::JournalWritten { attachment }));
     }
 
     // ---- requests ----
@@ -394,6 +418,26 @@ impl Effects<Sim> for World {
     fn log_read(&mut self, LogIo(io): LogIo, at: u64, len: u32) {
         let done = self.drive.read(self.now, at, len);
         self.at(done, Event::LogRead { io, len });
+    }
+
+    fn journal_write(
+        &mut self,
+        attachment: u32,
+        epoch: u64,
+        last: u64,
+        parts: Vec<JournalPart<Blank>>,
+    ) {
+        let ends = self.journals.write(self.now, (attachment, epoch), &parts);
+        self.journal_goes_on(attachment, ends);
+        #[cfg(test)]
+        self.epochs.push((self.now, epoch, last, parts));
+        #[cfg(not(test))]
+        let _ = last;
+    }
+
+    fn journal_flush(&mut self, attachment: u32) {
+        let done = self.journals.flush(self.now);
+        self.at(done, Event::JournalFlushed { attachment });
     }
 
     fn deliver_zeros(&mut self, _ticket: &mut u64, _at: u64, _len: u64) {}

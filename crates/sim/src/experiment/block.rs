@@ -59,6 +59,10 @@ pub struct BlockFigures {
     pub log_bytes: u64,
     /// Of these, bytes whose writes came to the store.
     pub destaged_bytes: u64,
+    /// Bytes written to journals: data, what says where they belong, and commits.
+    pub journal_bytes: u64,
+    /// Epochs that journals got.
+    pub epochs: u64,
     /// Bytes at the end that are in the log and not in the store, each counted once.
     pub dirty_bytes: u64,
     /// The same at most.
@@ -165,8 +169,9 @@ impl BlockLane {
     pub(super) fn new(e: &Experiment, spec: &Block) -> Result<BlockLane, ExperimentError> {
         let name = spec.name.clone().unwrap_or_else(|| "block".to_owned());
         let drive = |bytes| Drive::new(&e.ssd, &e.timing, bytes, e.seed);
+        let journal = e.journal.as_ref().unwrap_or(&e.store);
         Ok(BlockLane {
-            sim: BlockSim::new(spec, &e.store, &e.timing, drive, e.seed)
+            sim: BlockSim::new(spec, (&e.store, journal), &e.timing, drive, e.seed)
                 .map_err(|error| error::block(&name, error))?,
             counts: Counts::default(),
             recorder: Recorder::new(),
@@ -382,6 +387,8 @@ impl Lane for BlockLane {
             map_bytes: sums.map_bytes_written - self.before.map_bytes_written,
             log_bytes: sums.log_bytes_written - self.before.log_bytes_written,
             destaged_bytes: sums.destaged - self.before.destaged,
+            journal_bytes: sums.journal_bytes_written - self.before.journal_bytes_written,
+            epochs: sums.epochs - self.before.epochs,
             dirty_bytes: ages.dirty,
             dirty_bytes_max: ages.most_dirty,
             staleness_mean_s: match ages.time {
@@ -554,11 +561,20 @@ hit_ratio = { min = 0.01, max = 0.99 }
             ("disks = 12", "disk_iops = 0", "store.disk_iops is 0"),
             ("admission = \"two_lbs\"", "admission = \"tc(bits=3)\"", "cache 'two_lbs' admission"),
             ("write = \"hdd-inv\"", "write = \"back\"", "cache 'around' write is 'back'"),
-            ("write = \"hdd-inv\"", "write = \"back:journaled\"", "a journal is not simulated"),
             (
                 "write = \"hdd-inv\"",
                 "write = \"back:journaled,cut=marks\"",
-                "a journal is not simulated",
+                "cache 'around' write is 'back:journaled,cut=marks': no trace names marks",
+            ),
+            (
+                "write = \"hdd-inv\"",
+                "write = \"back:journaled,cut=marks,on-full=cut\"",
+                "no trace names marks",
+            ),
+            (
+                "[report]",
+                "[journal]\nkind = \"disk\"\ndisk_iops = 0\n[report]",
+                "journal.disk_iops is 0",
             ),
             (
                 "write = \"hdd-inv\"",

@@ -80,7 +80,10 @@ impl Experiment {
         self.workload.validate()?;
         self.ssd.validate()?;
         self.timing.validate()?;
-        validate_store(&self.store)?;
+        validate_store("store", &self.store)?;
+        if let Some(journal) = &self.journal {
+            validate_store("journal", journal)?;
+        }
         let interval = self.report.interval;
         check_range("report.interval", interval, 1e-6, 1e9, "seconds between 0.000001 and 10^9")?;
         let points = f64::from(self.report.points);
@@ -106,24 +109,26 @@ fn check_range(key: &str, v: f64, low: f64, high: f64, must: &str) -> Result<(),
     Err(value(key, Short(v), format!("give {must}")))
 }
 
-fn validate_store(store: &Store) -> Result<(), ExperimentError> {
+fn validate_store(table: &str, store: &Store) -> Result<(), ExperimentError> {
+    let check_range =
+        |key: &str, v, low, high, must| check_range(&format!("{table}.{key}"), v, low, high, must);
     let positive = "a number above 0 and at most 10^9";
     for (key, v) in [
-        ("store.disk_iops", store.disk_iops),
-        ("store.disk_read_mb", store.disk_read_mb),
-        ("store.disk_write_mb", store.disk_write_mb),
+        ("disk_iops", store.disk_iops),
+        ("disk_read_mb", store.disk_read_mb),
+        ("disk_write_mb", store.disk_write_mb),
     ] {
         check_range(key, v, 1e-6, 1e9, positive)?;
     }
-    for (key, v) in [("store.write_us", store.write_us), ("store.disk_ms", store.disk_ms)] {
+    for (key, v) in [("write_us", store.write_us), ("disk_ms", store.disk_ms)] {
         check_range(key, v, 0.0, 1e9, "a time between 0 and 10^9")?;
     }
     if let Some(us) = store.flush_us {
-        check_range("store.flush_us", us, 0.0, 1e9, "a time between 0 and 10^9")?;
+        check_range("flush_us", us, 0.0, 1e9, "a time between 0 and 10^9")?;
     }
-    check_range("store.disks", f64::from(store.disks), 1.0, 4096.0, "between 1 and 4096")?;
+    check_range("disks", f64::from(store.disks), 1.0, 4096.0, "between 1 and 4096")?;
     let stripe = store.stripe.0 as f64;
-    check_range("store.stripe", stripe, 512.0, 1e12, "at least 512 bytes")
+    check_range("stripe", stripe, 512.0, 1e12, "at least 512 bytes")
 }
 
 /// Either all of the memory is stated, and divided as a server divides it, or what objects have.

@@ -38,6 +38,9 @@ pub struct Experiment {
     /// The store behind block caches.
     #[serde(default)]
     pub store: Store,
+    /// What the journals of block caches' volumes lie on. Default: a device of its own like the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal: Option<Store>,
     /// The time series.
     #[serde(default)]
     pub report: Report,

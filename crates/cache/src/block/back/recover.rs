@@ -120,6 +120,8 @@ pub struct Recovery {
     /// The store is not older than at this time, seconds since the Unix epoch: it has all that was written before. Lost is at most what was
     /// written later.
     pub not_older_than: Option<u64>,
+    /// The store has all of that cache's log up to this record, by the volume's sequence numbers; with a journal, just that.
+    pub sequence: Option<u64>,
     /// Why the store may be between two epochs, which was accepted.
     pub torn: Option<String>,
     /// The store may be an image that never was: what could not be read had been written again, and not all that came to the store with it is known to be
@@ -240,6 +242,7 @@ pub(super) fn recover_at(
             told.joined = image && marker.joins > marker.frontier;
             if marker.state != MarkerState::Clean {
                 told.not_older_than = Some(marker.time / 1_000_000_000);
+                told.sequence = Some(marker.frontier);
             }
             Some(*marker)
         }
@@ -287,9 +290,10 @@ pub(super) fn recover_at(
                 match replay(store, open, (of, last.frontier), wish.accept_torn) {
                     Ok((opened, applied, torn)) => {
                         // What was written before the last epoch ended is there.
-                        if let Some(Applied { time, mark, .. }) = applied {
+                        if let Some(Applied { last, time, mark, .. }) = applied {
                             told.not_older_than =
                                 told.not_older_than.max(Some(time / 1_000_000_000));
+                            told.sequence = told.sequence.max(Some(last));
                             told.mark = mark.or(told.mark);
                         }
                         told.torn = torn;

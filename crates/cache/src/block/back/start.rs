@@ -28,8 +28,7 @@ use super::ends::say_void;
 use super::journal::{Coming, Journal};
 use super::steps::{Begins, Way};
 use super::{
-    Asking, BACK, Back, BackConfig, BackWish, Cuts, Grain, MarkerAt, NoJournal, Order, order_words,
-    site,
+    Asking, BACK, Back, BackConfig, BackWish, MarkerAt, NoJournal, Order, order_words, site,
 };
 
 /// The volume's own of what is wrong with it.
@@ -43,25 +42,6 @@ pub(super) fn marker_error(name: &str, error: &MarkerIoError) -> CacheError {
     match error.may_pass() {
         true => CacheError::NotYet { name: name.to_owned(), reason },
         false => volume_error(name, reason),
-    }
-}
-
-fn order_of(order: Order) -> MarkerOrder {
-    match order {
-        Order::Any => MarkerOrder::Any,
-        Order::Ordered(Grain::Flush) => MarkerOrder::Flush,
-        Order::Ordered(Grain::Completion) => MarkerOrder::Completion,
-        Order::Journaled(Cuts::Flushes | Cuts::Marks | Cuts::MarksOrFull) => MarkerOrder::Journaled,
-    }
-}
-
-/// The same, the other way round.
-fn kept_order(order: MarkerOrder) -> Order {
-    match order {
-        MarkerOrder::Any => Order::Any,
-        MarkerOrder::Flush => Order::Ordered(Grain::Flush),
-        MarkerOrder::Completion => Order::Ordered(Grain::Completion),
-        MarkerOrder::Journaled => Order::Journaled(Cuts::Flushes),
     }
 }
 
@@ -630,7 +610,7 @@ impl Core {
             run: back.cache.1.load(Ordering::SeqCst),
             record,
             logged,
-            order: Some(order_of(config.order)),
+            order: Some(config.order.marked()),
             marked: place.is_some(),
             served,
             drains: back.drains.load(Ordering::Relaxed),
@@ -700,8 +680,8 @@ impl Core {
         }
         // Where epochs end at marks, no other end is made of what was found.
         let wished = self.config.wish_of(name).back;
-        let wished = wished.filter(|wished| order_of(wished.order) == carried.order);
-        let order = wished.map_or(kept_order(carried.order), |wished| wished.order);
+        let wished = wished.filter(|wished| wished.order.marked() == carried.order);
+        let order = wished.map_or(Order::of_marked(carried.order), |wished| wished.order);
         let config = BackConfig { order, ..BackConfig::default() };
         let attach = self.attach_of(carried, &config, of.frontier, (of.marker, 0, false));
         let void = self.void_of(carried)?;
@@ -727,10 +707,7 @@ impl Core {
         let destage = destager::Config {
             order: config.order,
             pace: config.pace,
-            most: match config.order {
-                Order::Journaled(_) => defaults::EPOCH.0,
-                _ => defaults::WINDOW.0,
-            },
+            most: defaults::window(config.order),
             depth: defaults::DESTAGE_DEPTH,
         };
         Attach {

@@ -64,17 +64,18 @@ fn marker(dir: &Path) -> Marker {
     choose(&bytes[..4096], &bytes[4096..8192]).unwrap().marker
 }
 
-/// What a host leaves whose cache is lost: a store, its marker and its journal, and the states that the volume had at its flushes.
+/// What a host leaves whose cache is lost: a store, its marker and its journal, and the states that the volume had at its flushes, each behind so
+/// many changes.
 struct Left {
     dir: TempDir,
     journal: PathBuf,
-    cuts: Vec<Vec<u8>>,
+    cuts: Vec<(u64, Vec<u8>)>,
 }
 
 impl Left {
     fn is_cut(&self) -> bool {
         let image = image(self.dir.path());
-        self.cuts.contains(&image)
+        self.cuts.iter().any(|(_, cut)| *cut == image)
     }
 
     fn recover(&self, wish: &RecoverWish) -> Result<Recovery, RecoverError> {
@@ -112,8 +113,8 @@ fn left(seed: u64, journal: Option<&str>) -> Left {
     let cache = builder(dir.path(), Pace::Async, named.as_deref()).open().unwrap();
     let disk = cache.volume("disk").unwrap();
     let mut plain = vec![0u8; (BLOCKS * BLOCK) as usize];
-    let mut cuts = vec![plain.clone()];
-    let mut epoch = 0;
+    let mut cuts = vec![(0, plain.clone())];
+    let (mut epoch, mut changes) = (0, 0);
     for round in 0.. {
         let (block, byte) = (rng.below(BLOCKS), rng.next_u64() as u8);
         let range = (block * BLOCK) as usize..((block + 1) * BLOCK) as usize;
@@ -124,9 +125,10 @@ fn left(seed: u64, journal: Option<&str>) -> Left {
             plain[range].fill(byte);
             done(&cache, disk.write(block * BLOCK, [byte; BLOCK as usize]));
         }
+        changes += 1;
         if rng.chance(0.3) {
             done(&cache, disk.flush());
-            cuts.push(plain.clone());
+            cuts.push((changes, plain.clone()));
         }
         for _ in 0..rng.below(30) {
             cache.turn().unwrap();
@@ -161,11 +163,13 @@ fn a_recovered_store_is_a_cut_wherever_its_journal_lies() {
         assert_ne!(left.dir.path().join("disk.larder.journal").exists(), seed % 2 == 1);
         let told = left.recover(&RecoverWish::default()).unwrap();
         assert!(told.recovered && told.torn.is_none(), "{told:?}");
-        assert!(left.is_cut(), "seed {seed}");
+        let image = image(left.dir.path());
+        let is_told = |&(at, ref cut): &(u64, Vec<u8>)| Some(at) == told.sequence && *cut == image;
+        assert!(left.cuts.iter().any(is_told), "seed {seed}: {:?}", told.sequence);
         assert!(left.epochs().is_empty(), "the journal is emptied");
         // Any cache may serve it, and the journal is this volume's still.
         let named = (seed % 2 == 1).then_some(left.journal.as_path());
-        let was = image(left.dir.path());
+        let was = image;
         let cache = builder(left.dir.path(), Pace::Async, named).open().unwrap();
         let disk = cache.volume("disk").unwrap();
         assert!(done(&cache, disk.read(0, was.len()))[..] == was[..]);
@@ -358,7 +362,7 @@ fn before_a_recovery_a_store_is_read_with_its_journal_over_it_and_nothing_is_cha
             let larder_volume::op::Op::Read { buf, .. } = done.op else { panic!("a read") };
             buf[..].to_vec()
         };
-        assert!(left.cuts.contains(&shown), "seed {seed}");
+        assert!(left.cuts.iter().any(|(_, cut)| *cut == shown), "seed {seed}");
         cache.core().detach("disk", true, &mut |_| true).unwrap();
         drop((volume, cache));
         assert!(read() == before, "something was changed");

@@ -8,6 +8,7 @@ use larder_policy::block::{EvictionBy, VictimPolicy};
 use super::readahead;
 use crate::block::WriteMode;
 use crate::block::map::{Making, Replacement};
+use crate::block::writeback::volume_log::Order;
 
 /// Bytes of a line.
 pub const LINE: u32 = 4096;
@@ -39,6 +40,14 @@ pub const LOG_DEPTH: u32 = 2;
 pub const WINDOW: ByteSize = ByteSize::mib(64);
 /// Bytes of an epoch, at most: it is in memory when it goes to the journal.
 pub const EPOCH: ByteSize = ByteSize::mib(16);
+/// Bytes of what goes to a volume's store at once in this order, at most: of a window, or of an epoch.
+pub fn window(order: Order) -> u64 {
+    match order {
+        Order::Journaled(_) => EPOCH.0,
+        Order::Any | Order::Ordered(_) => WINDOW.0,
+    }
+}
+
 /// Requests to the store of a volume that are under way at a time for its destage.
 pub const DESTAGE_DEPTH: u32 = 64;
 /// The write log has one part in so many of a cache device that is to have one,

@@ -16,6 +16,7 @@
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 
+use larder_format::block::marker;
 use larder_format::block::write_log::{BLOCK, pieces};
 
 use super::overlay::{Dirty, Holds, Overlay, Stretch};
@@ -32,6 +33,30 @@ pub enum Order {
     Ordered(Grain),
     /// Store and journal together are always the log up to a cut.
     Journaled(Cuts),
+}
+
+impl Order {
+    /// As markers and superblocks have it.
+    pub fn marked(self) -> marker::Order {
+        match self {
+            Order::Any => marker::Order::Any,
+            Order::Ordered(Grain::Flush) => marker::Order::Flush,
+            Order::Ordered(Grain::Completion) => marker::Order::Completion,
+            Order::Journaled(Cuts::Flushes | Cuts::Marks | Cuts::MarksOrFull) => {
+                marker::Order::Journaled
+            }
+        }
+    }
+
+    /// The order that markers and superblocks have.
+    pub fn of_marked(order: marker::Order) -> Order {
+        match order {
+            marker::Order::Any => Order::Any,
+            marker::Order::Flush => Order::Ordered(Grain::Flush),
+            marker::Order::Completion => Order::Ordered(Grain::Completion),
+            marker::Order::Journaled => Order::Journaled(Cuts::Flushes),
+        }
+    }
 }
 
 /// What of the past a write depends on.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use larder_engine::block::writeback::overlay::{Holds, Overlay};
+use larder_engine::block::writeback::volume_log::{Cuts, Kind, Logged, Order, VolumeLog};
 use larder_trace::{Options, open};
 
 use super::*;
@@ -32,7 +34,7 @@ fn back(write: &str, more: &str) -> Block {
 fn sim_of(spec: &Block, timing: &Timing, write_us: f64, flush_us: f64) -> BlockSim {
     let drive = |bytes| Drive::new(&DriveSpec::default(), timing, bytes, 1);
     let store = Store { write_us, flush_us: Some(flush_us), ..Store::default() };
-    BlockSim::new(spec, &store, timing, drive, 7).unwrap()
+    BlockSim::new(spec, (&store, &store), timing, drive, 7).unwrap()
 }
 
 /// Requests, one after the other, until so many seconds are over.
@@ -143,7 +145,7 @@ fn between_two_flushes_lies_a_window() {
 /// Whatever the order and the pace: what clients have written comes to the store, all of it, and nothing else does.
 #[test]
 fn nothing_dirty_is_lost_in_a_run_that_drains() {
-    let orders = ["any", "ordered", "ordered,grain=completion"];
+    let orders = ["any", "ordered", "ordered,grain=completion", "journaled"];
     let paces = ["async", "periodic:1", "none"];
     for (order, pace) in orders.iter().flat_map(|o| paces.map(|p| (o, p))) {
         for (depth, most) in [(1, 1 << 3), (32, 1 << 3), (64, 1 << 7)] {
@@ -309,4 +311,129 @@ fn for_want_of_write_budget_a_volume_slows_down_goes_through_and_comes_back() {
     let stored: BTreeSet<u64> =
         sim.world.stored.iter().flat_map(|&(_, at, len)| at / PAGE..(at + len) / PAGE).collect();
     assert_eq!(stored, written);
+}
+
+/// What was told to the log of a volume: a write of these bytes, or a flush.
+enum Told {
+    Write(u64, u64),
+    Flush,
+}
+
+/// Checks that epochs are those that the engine's own records of a volume give for what was told: each ends where they let one end, and has of each
+/// byte the version that they have. Returns where they end.
+fn as_the_engine_has_them(sim: &BlockSim, told: &[Told]) -> Vec<u64> {
+    let order = Order::Journaled(Cuts::Flushes);
+    let (mut log, mut overlay) = (VolumeLog::new(order, 0), Overlay::default());
+    let mut told = told.iter();
+    let mut ends = Vec::new();
+    for (number, (_, epoch, last, parts)) in (1..).zip(&sim.world.epochs) {
+        // All that was answered and flushed when it began.
+        while log.promised() < *last {
+            match told.next().expect("an epoch ends behind all that was told") {
+                Told::Flush => log.promise(log.acknowledged()),
+                &Told::Write(at, len) => {
+                    let batch = log.last() + 1;
+                    let logged = Logged { at, len, kind: Kind::Write, batch, place: batch << 20 };
+                    log.assign(logged, None, &mut overlay);
+                    log.answer(&mut overlay);
+                }
+            }
+        }
+        let window = log.next(*last, defaults::EPOCH.0, false, false).expect("an epoch");
+        assert_eq!((*epoch, *last), (number, *window.end()), "{ends:?}");
+        let of_engine: Vec<_> = log.writes(&window).iter().map(|d| (d.at, d.len)).collect();
+        assert!(log.writes(&window).iter().all(|dirty| dirty.holds == Holds::Bytes));
+        let of_journal: Vec<_> = parts.iter().map(|part| (part.at, part.len)).collect();
+        assert_eq!(of_journal, of_engine, "epoch {epoch}");
+        assert!(parts.iter().all(|p| p.kind == PartKind::Write && p.bytes.is_some()));
+        log.let_go(*last, &mut overlay, |_, _| {});
+        ends.push(*last);
+    }
+    ends
+}
+
+/// A write each 125 µs, with a flush beside each eighth, which covers those before it. An epoch has what was flushed while the last one was on its way,
+/// and each page once: so the oldest write that the store lacks is between one cycle and two old.
+#[test]
+fn an_epoch_has_what_was_flushed_while_the_last_was_on_its_way() {
+    const EVERY: u64 = 8;
+    let mut sim = sim_of(&back("back:journaled", "flush_every = 8"), &quick(), 1000.0, 1000.0);
+    let (mut rng, mut told, mut answered) = (Rng::new(11), Vec::new(), Vec::new());
+    for number in 0..16_000 {
+        // Some are written again before the store has them.
+        let page = rng.below(64) * PAGE;
+        sim.request(number, &at(number * 125, write(page, PAGE)), &mut answered).unwrap();
+        if number % EVERY == EVERY - 1 {
+            told.push(Told::Flush);
+        }
+        told.push(Told::Write(page, PAGE));
+        if number == 2_000 {
+            sim.reset();
+        }
+    }
+    sim.finish(&mut answered);
+    let ages = sim.ages();
+    let ends = as_the_engine_has_them(&sim, &told);
+    assert!(ends.iter().all(|end| end % EVERY == EVERY - 1), "{ends:?}");
+    let epochs = &sim.world.epochs[ends.len() / 2..];
+    let count = (epochs.len() - 1) as f64;
+    let cycle = (epochs.last().unwrap().0 - epochs[0].0).as_secs_f64() / count;
+    let writes = (epochs.last().unwrap().2 - epochs[0].2) as f64 / count;
+    assert!((writes / (cycle * 8000.0) - 1.0).abs() < 0.05, "{writes} in {cycle}");
+    let parts = epochs.iter().map(|(.., parts)| parts.len() as f64).sum::<f64>() / (count + 1.0);
+    assert!(parts < 0.9 * writes, "{parts} of {writes}");
+    let age = ages.age / ages.time.as_secs_f64();
+    assert!((1.2 * cycle..2.0 * cycle).contains(&age), "{age} of {cycle}");
+    assert!(ages.oldest.as_secs_f64() < 2.5 * cycle, "{ages:?} of {cycle}");
+    // A commit, descriptors and data of each.
+    let sums = sim.sums();
+    let bytes: u64 = sim.world.epochs.iter().flat_map(|(.., parts)| parts).map(|p| p.len).sum();
+    assert_eq!(sums.epochs, ends.len() as u64);
+    assert_eq!(sums.journal_bytes_written, bytes + sums.epochs * (PAGE + 512));
+    // The journal is a device of its own: the store is told of each byte once.
+    assert!(sums.store.write_bytes <= bytes, "{:?}", sums.store);
+}
+
+/// Epochs where there is no flush: they end anywhere, at the bound or the age, as the engine has it.
+#[test]
+fn without_flushes_an_epoch_begins_when_the_bound_or_the_age_presses() {
+    let dirty = |more: &str, seconds: u64| {
+        let mut sim = sim_of(&back("back:journaled", more), &quick(), 1000.0, 1000.0);
+        let requests = pages(3)
+            .take(seconds as usize * 10)
+            .enumerate()
+            .map(|(i, r)| at(i as u64 * 100_000, r));
+        run(&mut sim, requests);
+        let epochs: Vec<_> = sim.world.epochs.iter().map(|(at, ..)| at.as_secs_f64()).collect();
+        (epochs, sim.ages().oldest.as_secs_f64())
+    };
+    // 10 pages a second: half of 1 MiB after 12.8 s.
+    let (epochs, _) = dirty("dirty_max = \"1m\"", 20);
+    assert!(epochs.first().is_some_and(|at| (11.0..14.0).contains(at)), "{epochs:?}");
+    let (epochs, oldest) = dirty("dirty_age_max = \"5\"", 20);
+    assert!(epochs.len() >= 3 && oldest < 5.5, "{epochs:?}, {oldest}");
+    let (epochs, _) = dirty("", 20);
+    assert!(epochs.is_empty(), "{epochs:?}");
+}
+
+/// At the bound an epoch takes, one after the other, its data, commit and flush in the journal, its writes in place, 64 at a time, and a flush of the store.
+#[test]
+fn a_journal_takes_the_times_that_are_stated_of_it() {
+    for journal_ms in [0.1, 1.0, 10.0] {
+        let timing = quick();
+        let more = "load = \"closed\"\ndepth = 16\nflush_every = 8\ndirty_max = \"1m\"";
+        let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, bytes, 1);
+        let times =
+            |ms: f64| Store { write_us: ms * 1e3, flush_us: Some(ms * 1e3), ..Store::default() };
+        let stores = (&times(1.0), &times(journal_ms));
+        let spec = back("back:journaled", more);
+        let mut sim = BlockSim::new(&spec, stores, &timing, drive, 7).unwrap();
+        until(&mut sim, &mut pages(9), 10.0);
+        let epochs = &sim.world.epochs;
+        let epochs = &epochs[epochs.len() - 50..];
+        let took = (epochs[49].0 - epochs[0].0).as_secs_f64() * 1e3;
+        let wanted = |parts: usize| 3.0 * journal_ms + parts.div_ceil(64) as f64 + 1.0;
+        let all: f64 = epochs[..49].iter().map(|(.., parts)| wanted(parts.len())).sum();
+        assert!((took / all - 1.0).abs() < 0.05, "{journal_ms}: {took} ms, not {all}");
+    }
 }

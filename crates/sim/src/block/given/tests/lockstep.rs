@@ -69,7 +69,7 @@ impl Lockstep {
         let drive = |bytes| Drive::new(&crate::device::Drive::default(), &timing, 8 * bytes, seed);
         // (Without time a filer answers at once.)
         let store = StoreSpec { write_us: 0.0, ..StoreSpec::default() };
-        let mut sim = BlockSim::new(spec, &store, &timing, drive, seed).unwrap();
+        let mut sim = BlockSim::new(spec, (&store, &store), &timing, drive, seed).unwrap();
         let superblock = sim.maintenance.superblock().unwrap();
         if let Some(files) = &mut sim.world.files {
             let (layout, generation) = (superblock.layout, superblock.generation);
