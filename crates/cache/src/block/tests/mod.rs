@@ -13,6 +13,7 @@ mod losses;
 mod periodic;
 mod piled;
 mod refused;
+mod ruled;
 mod rules;
 mod shrunk;
 mod silent;
