@@ -1,6 +1,7 @@
 mod awaited;
 mod back;
 mod beside;
+mod bounds;
 mod check;
 mod ends;
 mod failed_log;
