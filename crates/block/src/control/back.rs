@@ -17,9 +17,6 @@ use crate::cache::{CacheError, Core};
 /// Between two words on how far it is.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Above so much of its bound writes are as slow as the store: that is an alarm. Share of 1.
-const NEARLY_FULL: f64 = 0.9;
-
 /// What is wanted of a volume that comes, if that can be meant. What is not said is as the daemon was started with.
 pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWish, Refusal> {
     let usage = |message: String| Refusal { message, usage: true };
@@ -35,7 +32,7 @@ pub(super) fn wish(cache: &Core, name: &str, said: &WriteBack) -> Result<BackWis
             ))
         })?;
         back.dirty_max = Some(ByteSize(most));
-        if let Some(log) = cache.write_log_bytes() {
+        if let Some(log) = cache.write_log_size() {
             back.check_bound(log).map_err(|e| {
                 usage(format!("--dirty-max {}: volume '{name}': {e}", ByteSize(most)))
             })?;
@@ -88,11 +85,15 @@ pub(super) fn shown(now: &BackStatus) -> BackVolume {
         dirty_bytes: s.dirty,
         held_bytes: s.held.0,
         bound_bytes: s.held.1,
+        stated_bytes: s.stated,
+        nearly_full: s.nearly_full,
         oldest_seconds: now.age.map(|age| age.0 as f64 / 1e9),
         destage_bytes_per_second: s.rate,
         seconds_left: s.left.map(|left| left.0 as f64 / 1e9),
         destaged_bytes: s.destaged,
         generation: now.generation,
+        fenced: now.fenced,
+        epoch: now.config.is_journaled().then_some(s.epoch),
         failures: u64::from(s.failures),
         slowed_for_budget: s.slowed,
         age_max_seconds: s.age.map(|age| age.most.0 as f64 / 1e9),
@@ -159,7 +160,15 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
         |trouble: &&String| back.failures > 0 && back.journal_failure.as_ref() == Some(*trouble);
     let troubles = back.troubles.iter().filter(|trouble| !said(trouble));
     alarms.extend(troubles.map(|trouble| format!("volume '{name}': {trouble}")));
-    if back.bound_bytes > 0 && back.held_bytes as f64 >= NEARLY_FULL * back.bound_bytes as f64 {
+    if let Some(stated) = back.stated_bytes.filter(|&stated| back.bound_bytes < stated) {
+        alarms.push(format!(
+            "volume '{name}': it may hold {} of the write log, and not {} as is stated: there is no room for that beside the other volumes; state less \
+             (--dirty-max), detach one of them, or format a cache with a larger log",
+            ByteSize(back.bound_bytes),
+            ByteSize(stated)
+        ));
+    }
+    if back.nearly_full {
         alarms.push(format!(
             "volume '{name}': it holds {} of the {} of the write log that it may: writes are as slow as its store",
             ByteSize(back.held_bytes),
@@ -466,6 +475,7 @@ mod tests {
         shown(&BackStatus {
             config: BackConfig::default(),
             generation: 7,
+            fenced: true,
             status,
             age: Some(larder_base::Nanos::from_millis(1500)),
             stored_mark: None,
@@ -508,7 +518,8 @@ mod tests {
 
     #[test]
     fn a_closed_log_a_failing_store_and_a_full_log_are_alarms() {
-        let bad = status(dirty(4096, (7900, 8000), 0.0, 3), Some("the cache device failed"));
+        let full = Status { nearly_full: true, ..dirty(4096, (7900, 8000), 0.0, 3) };
+        let bad = status(full, Some("the cache device failed"));
         let all = alarms("a", &bad);
         assert_eq!(all.len(), 3, "{all:?}");
         for (alarm, words) in all.iter().zip([
@@ -519,6 +530,40 @@ mod tests {
             assert!(alarm.starts_with("volume 'a': "), "{alarm}");
             assert!(words.iter().all(|w| alarm.contains(w)), "{alarm}");
         }
+    }
+
+    #[test]
+    fn a_bound_that_is_lowered_is_an_alarm_with_what_is_stated_and_what_is_in_force() {
+        let of = |stated, bound| {
+            let lowered = Status { stated, held: (0, bound), ..Status::default() };
+            let shown = status(lowered, None);
+            assert_eq!((shown.stated_bytes, shown.bound_bytes), (stated, bound));
+            alarms("a", &shown)
+        };
+        let all = of(Some(40 << 20), 10 << 20);
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].contains("10 MiB") && all[0].contains("not 40 MiB as is stated"), "{all:?}");
+        assert!(of(Some(40 << 20), 40 << 20).is_empty() && of(None, 1 << 20).is_empty());
+    }
+
+    #[test]
+    fn epochs_are_shown_of_what_has_them_alone() {
+        assert_eq!(status(Status { epoch: 3, ..Status::default() }, None).epoch, None);
+        let order = crate::cache::back::Order::Journaled(crate::cache::back::Cuts::Flushes);
+        let of = BackStatus {
+            config: BackConfig { order, ..BackConfig::default() },
+            generation: 1,
+            fenced: false,
+            status: Status { epoch: 3, ..Status::default() },
+            age: None,
+            stored_mark: None,
+            last_mark: None,
+            closed: None,
+            journal_failure: None,
+            troubles: Vec::new(),
+            shrunk: None,
+        };
+        assert_eq!((shown(&of).epoch, shown(&of).fenced), (Some(3), false));
     }
 
     #[test]

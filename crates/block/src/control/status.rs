@@ -237,8 +237,12 @@ pub struct BackVolume {
     pub dirty_bytes: u64,
     /// Bytes of the write log that it holds: dirty ones, those that were overwritten since, headers and padding.
     pub held_bytes: u64,
-    /// Bytes of the write log that it may hold.
+    /// Bytes of the write log that it may hold now.
     pub bound_bytes: u64,
+    /// The same as it was stated, if it was: more where the log has no room for that beside the other volumes.
+    pub stated_bytes: Option<u64>,
+    /// It holds nearly all that it may: writes are as slow as its store.
+    pub nearly_full: bool,
     /// Age of the oldest dirty write, seconds.
     pub oldest_seconds: Option<f64>,
     /// Bytes of the write log a second that are destaged, as measured last.
@@ -249,6 +253,10 @@ pub struct BackVolume {
     pub destaged_bytes: u64,
     /// The generation of the volume: it rises with each attach.
     pub generation: u64,
+    /// Its store or marker keeps a second holder out. Else it is unfenced: nothing but a look at the marker does.
+    pub fenced: bool,
+    /// The last epoch that was begun, where its store gets epochs through a journal.
+    pub epoch: Option<u64>,
     /// Failures of the store, or its flush, since destaging worked last.
     pub failures: u64,
     /// For want of write budget its clients are answered no faster than its store takes what is dirty.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::node::maintenance::{MOST_LOOKS, ROUND};
+use larder_engine::block::writeback::marker;
 use larder_policy::block::VolumeId;
 use larder_runtime::AlignedBuf;
 use larder_volume::op::Op;
@@ -16,10 +17,6 @@ use larder_volume::{Alone, watch};
 use super::attached::Attached;
 use super::{Core, locked};
 
-/// A marker says how far the store of its volume is, as of so long ago at most.
-const MARKER: Nanos = Nanos::from_secs(10);
-/// Marker and journal are looked at so often.
-const LOOK: Nanos = Nanos::from_secs(1);
 /// For one read of a store.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A store that was not read for so long is left alone until it is.
@@ -54,10 +51,11 @@ impl Watch {
         if refresh || cache.now() >= self.next_marker {
             cache.look_at_marker(volume, refresh);
             cache.look_at_losses(volume);
+            cache.look_at_bound(volume);
             cache.look_at_journal(volume);
-            self.next_marker = cache.now() + LOOK;
+            self.next_marker = cache.now() + marker::LOOK;
             if refresh {
-                self.next_refresh = cache.now() + MARKER;
+                self.next_refresh = cache.now() + marker::REFRESH;
             }
         }
         self.meet_wishes(cache, volume);

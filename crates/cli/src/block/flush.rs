@@ -274,7 +274,7 @@ fn from_here(place: &str) -> Result<String, CliError> {
 const MOST_NAME: usize = 16;
 
 /// The columns of a status about volumes that write back, those of words first.
-pub(super) const HEAD: [&str; 11] = [
+pub(super) const HEAD: [&str; 13] = [
     "volume",
     "write-back",
     "state",
@@ -286,6 +286,8 @@ pub(super) const HEAD: [&str; 11] = [
     "log freed/s",
     "time left",
     "generation",
+    "stored up to write",
+    "epoch",
 ];
 /// How many of them are words.
 pub(super) const WORDS: usize = 4;
@@ -302,7 +304,10 @@ fn mark_text(mark: &str) -> String {
 /// What stands in them, if it writes back.
 pub(super) fn row(v: &VolumeStatus) -> Option<Vec<String>> {
     let back = v.write_back.as_ref()?;
-    let state = v.back_state().unwrap_or_default();
+    let unfenced = if back.fenced { "" } else { ", unfenced" };
+    let state = v.back_state().unwrap_or_default() + unfenced;
+    let stated = back.stated_bytes.filter(|&stated| stated != back.bound_bytes);
+    let stated = stated.map_or_else(String::new, |n| format!(" ({} stated)", ByteSize(n)));
     let mark = back.stored_mark.as_deref().map_or_else(|| "–".to_owned(), mark_text);
     let or_none = |seconds: Option<f64>| seconds.map_or_else(|| "–".into(), duration);
     Some(vec![
@@ -312,16 +317,20 @@ pub(super) fn row(v: &VolumeStatus) -> Option<Vec<String>> {
         mark,
         ByteSize(back.dirty_bytes).to_string(),
         ByteSize(back.held_bytes).to_string(),
-        ByteSize(back.bound_bytes).to_string(),
+        ByteSize(back.bound_bytes).to_string() + &stated,
         or_none(back.oldest_seconds),
         ByteSize(back.destage_bytes_per_second as u64).to_string(),
         or_none(back.seconds_left),
         back.generation.to_string(),
+        format!("{} of {}", back.frontier, back.acknowledged),
+        back.epoch.map_or_else(|| "–".into(), |epoch| epoch.to_string()),
     ])
 }
 
 #[cfg(test)]
 mod tests {
+    use larder_block::control::status::BackVolume;
+
     use super::*;
 
     #[test]
@@ -359,6 +368,31 @@ mod tests {
         let error = outcome(&some).unwrap_err().to_string();
         assert!(error.contains("interrupted") && error.contains("'b', 'c'"), "{error}");
         assert!(!error.contains("'a'"), "{error}");
+    }
+
+    #[test]
+    fn a_row_says_how_far_the_store_is_what_is_stated_and_that_nothing_keeps_others_out() {
+        let back = BackVolume {
+            mode: "back:journaled".into(),
+            bound_bytes: 10 << 20,
+            stated_bytes: Some(40 << 20),
+            frontier: 12,
+            acknowledged: 14,
+            epoch: Some(3),
+            ..BackVolume::default()
+        };
+        let of = |back: BackVolume| {
+            let volume = VolumeStatus { write_back: Some(back), ..VolumeStatus::default() };
+            row(&volume).unwrap()
+        };
+        let all = of(back.clone());
+        assert_eq!(all.len(), HEAD.len());
+        for words in ["ok, unfenced", "10 MiB (40 MiB stated)", "12 of 14", "3"] {
+            assert!(all.iter().any(|cell| cell == words), "{words}: {all:?}");
+        }
+        let (fenced, stated_bytes, epoch) = (true, Some(10 << 20), None);
+        let all = of(BackVolume { fenced, stated_bytes, epoch, ..back });
+        assert_eq!((&*all[2], &*all[6], &*all[12]), ("ok", "10 MiB", "–"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
-use larder_block::cache::back::{BackWish, marker_answers, view};
+use larder_block::cache::back::{BackWish, marker_answers, most_on_its_way, size_of, view};
 use larder_block::cache::{CacheConfig, CacheError, Cached, RulesConfig, Warmth, open, without};
 use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
@@ -171,7 +171,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
             .map_err(|e| usage(&format!("--{} {}: {e}", e.what, e.value)))?;
     }
     if let (Ok(_), Ok(Some(area))) = (&found, open::write_log_of(&args.cache)) {
-        writes.check_log(u64::from(area.segments) * u64::from(area.geometry.bytes()))?;
+        writes.check_log(size_of(&area))?;
     }
     if let Ok((layout, size)) = &found {
         // A sparse file seems to be larger than it will be.
@@ -236,7 +236,11 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let first_disk = workers + vhost.count();
     // What is on its way to stores from the write log may have as much as fills.
     let writes_back = writes.back_by_default.is_some() || !writes.back.is_empty();
-    let destage = if writes_back { args.fill_memory.0 } else { 0 };
+    let journaled = writes.back.values().filter(|back| back.is_journaled()).count() as u64;
+    let destage = match writes_back {
+        true => most_on_its_way(args.fill_memory.0, writes.back.len() as u64, journaled),
+        false => 0,
+    };
     let config = CacheConfig {
         write: writes.mode,
         back: writes.back,

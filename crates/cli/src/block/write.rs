@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use larder_base::ByteSize;
 use larder_block::backing::{Uri, path_or_uri};
-use larder_block::cache::back::{Age, BACK, BackConfig, JournalAt, LEAST_BOUND, MarkerAt};
+use larder_block::cache::back::{
+    Age, BACK, BackConfig, JournalAt, LEAST_BOUND, LogSize, MarkerAt, check_bounds,
+};
 use larder_engine::block::WriteMode;
 use larder_engine::block::node::defaults;
 
@@ -23,11 +25,11 @@ pub(crate) struct WriteArgs {
     /// grain=flush, the default, one with a volatile cache; grain=completion, one without) or journaled (the store with the journal
     /// beside it is always the volume at one moment: at a FLUSH or mark of its clients, or with cut=marks at a mark alone; on-full=cut has it
     /// go on elsewhere where none comes). destage=async (at once), periodic:SECONDS
-    /// or none (when the log's bound is reached). May be given several times
+    /// or none (when half of its bound is held, where writes begin to be slowed down). May be given several times
     #[arg(long, value_name = "[NAME=]MODE", value_parser = write, default_value = defaults::WRITE.as_str(), help_heading = "Cache")]
     write: Vec<WriteSaid>,
     /// What volumes that write back may hold of the write log, each or one of them; above half of it writes are slowed down to what
-    /// the store takes. May be given several times [default: an equal share of four fifths of the log without its
+    /// the store takes. All that is said must fit together into four fifths of the log without its reserve. May be given several times [default: an equal share of four fifths of the log without its
     /// reserve of two segments and one for each volume, at most 4 GiB]
     #[arg(long, value_name = "[NAME=]SIZE", value_parser = dirty_max, help_heading = "Cache")]
     dirty_max: Vec<(Option<String>, ByteSize)>,
@@ -92,15 +94,22 @@ fn usage(text: String) -> CliError {
 }
 
 impl Writes {
-    /// Whether volumes may hold what they are to hold of a log of so many bytes.
-    pub(super) fn check_log(&self, log: u64) -> Result<(), CliError> {
+    /// Whether volumes may hold, each and together, what they are to hold of a log of this size.
+    pub(super) fn check_log(&self, log: LogSize) -> Result<(), CliError> {
         let named = self.back.iter().map(|(name, back)| (format!("volume '{name}': "), back));
         let all = self.back_by_default.iter().map(|back| (String::new(), back));
         for (of, back) in named.chain(all) {
             let most = back.dirty_max.unwrap_or_default();
             back.check_bound(log).map_err(|e| usage(format!("--dirty-max {most}: {of}{e}")))?;
         }
-        Ok(())
+        check_bounds(self.back.values(), log).map_err(|e| {
+            let stated = self
+                .back
+                .iter()
+                .filter_map(|(name, back)| Some(format!("{name}={}", back.dirty_max?)));
+            let stated: Vec<String> = stated.collect();
+            usage(format!("--dirty-max {}: {e}", stated.join(", ")))
+        })
     }
 }
 
@@ -512,11 +521,10 @@ mod tests {
     #[test]
     fn a_bound_that_the_log_does_not_have_is_refused_with_its_flag() {
         let writes = checked(&["--dirty-max", "v=1g"]).unwrap();
-        assert!(writes.check_log(1 << 30).is_ok());
-        let text = writes.check_log(64 << 20).unwrap_err().to_string();
-        assert!(
-            text.contains("--dirty-max 1 GiB: volume 'v'") && text.contains("64 MiB"),
-            "{text}"
-        );
+        let log = |segments| LogSize { segments, segment: 8 << 20 };
+        assert!(writes.check_log(log(256)).is_ok());
+        let text = writes.check_log(log(128)).unwrap_err().to_string();
+        assert!(text.contains("--dirty-max 1 GiB: volume 'v'"), "{text}");
+        assert!(text.contains("800 MiB at most"), "{text}");
     }
 }

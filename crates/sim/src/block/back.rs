@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::defaults;
 use larder_engine::block::node::logged::tell_log;
+use larder_engine::block::writeback::bounds::LogSize;
 use larder_engine::block::writeback::economy::{Change, Thrift};
 use larder_engine::block::writeback::holder::{Comer, Held, Holder};
 use larder_engine::block::writeback::log::{Attach, Config, Status, WriteLog};
@@ -87,15 +88,11 @@ impl Stated {
             return Err(("write_log", bytes.to_string(), must));
         }
         let dirty_max = spec.dirty_max.map(|bytes| bytes.0);
-        if dirty_max.is_some_and(|most| most < 1 << 20) {
-            let must = "at least 1 MiB".to_owned();
-            return Err(("dirty_max", ByteSize(dirty_max.unwrap_or(0)).to_string(), must));
-        }
-        if let Some(most) = dirty_max.filter(|most| *most > bytes.0) {
-            let must = format!("at most the write log, which has {bytes}");
-            return Err(("dirty_max", ByteSize(most).to_string(), must));
-        }
         let (segment, segments) = (segment as u32, segments as u32);
+        let size = LogSize { segments, segment };
+        if let Some((most, why)) = dirty_max.zip(size.check(&[dirty_max]).err()) {
+            return Err(("dirty_max", ByteSize(most).to_string(), why.to_string()));
+        }
         let memory = spec.fill_memory.0;
         Ok(Some(Stated { mode, segment, segments, dirty_max, memory, age }))
     }
@@ -243,7 +240,7 @@ impl Back {
         self.looked.set(Looked {
             at: now,
             oldest: statuses.iter().filter_map(|s| s.oldest).min(),
-            slow: statuses.iter().any(|s| s.held.0 * 2 > s.held.1),
+            slow: statuses.iter().any(|s| s.delayed),
             full: is_full,
             ages,
         });

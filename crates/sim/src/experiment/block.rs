@@ -584,7 +584,7 @@ hit_ratio = { min = 0.01, max = 0.99 }
             (
                 "write = \"hdd-inv\"",
                 "write = \"back:any,destage=none\"\nvolume = \"1g\"\nwrite_log = \"16m\"\ndirty_age_max = \"5\"",
-                "no bound on their age can be kept",
+                "no limit on their age can be kept",
             ),
             (
                 "write = \"hdd-inv\"",
@@ -606,12 +606,12 @@ hit_ratio = { min = 0.01, max = 0.99 }
             (
                 "write = \"hdd-inv\"",
                 "write = \"back:any\"\nvolume = \"1g\"\nwrite_log = \"16m\"\ndirty_max = 1",
-                "dirty_max is 1 B: at least 1 MiB",
+                "dirty_max is 1 B: 1 B of the write log is too little: give it 1 MiB at least",
             ),
             (
                 "flash = \"24m\"",
                 "flash = \"240m\"\nwrite = \"back:any\"\nvolume = \"1g\"\nwrite_log = \"100m\"\ndirty_max = \"300m\"",
-                "dirty_max is 300 MiB: at most the write log, which has 100 MiB",
+                "dirty_max is 300 MiB: 300 MiB is more than it can hold of the write log",
             ),
             ("depth = 16", "depth = 0", "cache 'around' depth is 0"),
             ("flash = \"24m\"", "flash = \"100k\"", "too few for a cache device"),

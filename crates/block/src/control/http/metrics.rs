@@ -319,6 +319,80 @@ fn write_back(r: &mut Registry, volumes: &[VolumeStatus]) {
         "Generation of a volume that writes back: it rises with each attach",
         now(|b| b.generation as f64),
     );
+    r.register(
+        "volume_unfenced",
+        "1 where nothing but a look at the marker keeps a second holder of a volume's store out",
+        now(|b| f64::from(u8::from(!b.fenced))),
+    );
+    r.register_with_unit(
+        "volume_write_log_stated",
+        "Bytes of the write log that a volume is to hold at most, as stated; 0 where nothing is",
+        Unit::Bytes,
+        now(|b| b.stated_bytes.unwrap_or(0) as f64),
+    );
+    r.register(
+        "volume_frontier",
+        "Number of the last write of a volume up to which all are durable in its store",
+        now(|b| b.frontier as f64),
+    );
+    r.register(
+        "volume_acknowledged",
+        "Number of the last write of a volume up to which all are answered",
+        now(|b| b.acknowledged as f64),
+    );
+    r.register_with_unit(
+        "volume_unreadable",
+        "Bytes of a volume that cannot be read from the write log any more",
+        Unit::Bytes,
+        now(|b| b.unreadable_bytes as f64),
+    );
+    r.register(
+        "volume_unreadable_stops",
+        "1 while nothing of a volume is destaged for what cannot be read",
+        now(|b| f64::from(u8::from(b.unreadable_stops))),
+    );
+    r.register(
+        "volume_dirty_over_age",
+        "1 while the oldest write of a volume that its store lacks is older than it may be",
+        now(|b| f64::from(u8::from(b.age_over))),
+    );
+    r.register(
+        "volume_off_mark",
+        "1 while what the store of a volume has is no mark though epochs are to end at marks",
+        now(|b| f64::from(u8::from(b.off_mark))),
+    );
+    r.register(
+        "volume_waits_for_mark",
+        "1 while nothing of a volume is destaged before a mark comes",
+        now(|b| f64::from(u8::from(b.waits_for_mark))),
+    );
+    let missed: Counters =
+        back.iter().map(|(name, b)| (labels(name), ConstCounter::new(b.missed_marks))).collect();
+    r.register(
+        "volume_missed_marks",
+        "Epochs of a volume that ended at no mark though they were to, since the start",
+        missed,
+    );
+    // Only of volumes that have them.
+    let some = |pick: fn(&BackVolume) -> Option<f64>| -> Gauges {
+        let of = |(name, b): &(&str, &BackVolume)| Some((labels(name), ConstGauge::new(pick(b)?)));
+        back.iter().filter_map(of).collect()
+    };
+    if back.iter().any(|(_, b)| b.age_max_seconds.is_some()) {
+        r.register_with_unit(
+            "volume_dirty_age_limit",
+            "How old the oldest write of a volume that its store lacks may become",
+            Unit::Seconds,
+            some(|b| b.age_max_seconds),
+        );
+    }
+    if back.iter().any(|(_, b)| b.epoch.is_some()) {
+        r.register(
+            "volume_epoch",
+            "The last epoch of a volume's journal that was begun",
+            some(|b| b.epoch.map(|epoch| epoch as f64)),
+        );
+    }
     let destaged: Counters =
         back.iter().map(|(name, b)| (labels(name), ConstCounter::new(b.destaged_bytes))).collect();
     r.register_with_unit(
@@ -426,6 +500,17 @@ mod tests {
                 generation: 3,
                 failures: 2,
                 slowed_for_budget: true,
+                stated_bytes: Some(2 << 20),
+                epoch: Some(6),
+                frontier: 11,
+                acknowledged: 14,
+                unreadable_bytes: 512,
+                unreadable_stops: true,
+                age_max_seconds: Some(60.0),
+                age_over: true,
+                missed_marks: 5,
+                off_mark: true,
+                waits_for_mark: true,
                 closed: Some("the device failed".into()),
                 ..BackVolume::default()
             }),
@@ -445,6 +530,18 @@ mod tests {
             "volume_slowed_for_budget{volume=\"b\"} 1.0",
             "volume_through_for_budget{volume=\"b\"} 0.0",
             "volume_generation{volume=\"b\"} 3.0",
+            "volume_unfenced{volume=\"b\"} 1.0",
+            "volume_write_log_stated_bytes{volume=\"b\"} 2097152.0",
+            "volume_frontier{volume=\"b\"} 11.0",
+            "volume_acknowledged{volume=\"b\"} 14.0",
+            "volume_unreadable_bytes{volume=\"b\"} 512.0",
+            "volume_unreadable_stops{volume=\"b\"} 1.0",
+            "volume_dirty_age_limit_seconds{volume=\"b\"} 60.0",
+            "volume_dirty_over_age{volume=\"b\"} 1.0",
+            "volume_missed_marks_total{volume=\"b\"} 5",
+            "volume_off_mark{volume=\"b\"} 1.0",
+            "volume_waits_for_mark{volume=\"b\"} 1.0",
+            "volume_epoch{volume=\"b\"} 6.0",
         ] {
             let line = format!("\nlarder_block_{line}\n");
             assert!(text.contains(&line), "no {line} in {text}");

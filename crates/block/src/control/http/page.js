@@ -92,11 +92,11 @@ function show(d) {
 
   const back = s.volumes.filter(v => v.write_back);
   $("back").closest("section").hidden = !back.length;
-  table("back", ["volume", "write-back", "dirty", "of the log", "oldest", "destaged/s", "time left", "mark in store", "generation", "state"],
-    back.map(v => { const b = v.write_back; return [v.name, b.mode, bytes(b.dirty_bytes), bytes(b.held_bytes) + " of " + bytes(b.bound_bytes),
+  table("back", ["volume", "write-back", "dirty", "of the log", "oldest", "destaged/s", "time left", "mark in store", "stored up to write", "epoch", "generation", "state"],
+    back.map(v => { const b = v.write_back; return [v.name, b.mode, bytes(b.dirty_bytes), bytes(b.held_bytes) + " of " + bytes(b.bound_bytes) + (b.stated_bytes != null && b.stated_bytes !== b.bound_bytes ? " (" + bytes(b.stated_bytes) + " stated)" : ""),
       b.oldest_seconds == null ? "–" : span(Math.round(b.oldest_seconds)), bytes(b.destage_bytes_per_second), b.seconds_left == null ? "–" : span(Math.round(b.seconds_left)), b.stored_mark ?? "–",
-      b.generation, b.closed != null ? "closed: " + b.closed : b.shrunk ? "store shrunk, read-only"
-      : ["lost", "shrunk", "moved"].includes(v.store.state) ? "store " + v.store.state : b.failures ? b.failures + " failures in a row" : b.slowed_for_budget ? "slowed" : v.store.state === "failing" ? "store failing" : "ok"]; }), "no volumes");
+      b.frontier + " of " + b.acknowledged, b.epoch ?? "–", b.generation, (b.closed != null ? "closed: " + b.closed : b.shrunk ? "store shrunk, read-only"
+      : ["lost", "shrunk", "moved"].includes(v.store.state) ? "store " + v.store.state : b.failures ? b.failures + " failures in a row" : b.slowed_for_budget ? "slowed" : v.store.state === "failing" ? "store failing" : "ok") + (b.fenced ? "" : ", unfenced")]; }), "no volumes");
 
   $("faces").closest("section").hidden = !s.faces.length;
   table("faces", ["address", "volume", "disk", "there", "size", "queues", "requests", "failed", "refused", "done again", "agreed on"],

@@ -1,13 +1,14 @@
 //! What a start can know to be refused before it changes anything: what configuration, superblock and markers say. (What only the log tells is
 //! judged later, as is what another holder does meanwhile.)
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Refused, cache_of, mark_of};
 use larder_engine::block::writeback::marker::{self, Verdict, judge, unmarked};
-use larder_format::block::superblock::HoldsState;
+use larder_format::block::superblock::{HoldsState, WriteLogArea};
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_volume::Backing;
 use larder_volume::marker::{Found, MarkerIoError, PlaceOptions};
@@ -19,7 +20,9 @@ use super::start::{
     check_flush, check_through, described, is_moved, marker_error, no_journal, none_dirty,
     place_to_look, refused, volume_error,
 };
-use super::{Asking, BACK, BackWish, MarkerAt, order_words, site};
+use super::{
+    Asking, BACK, BackConfig, BackWish, LogSize, MarkerAt, check_bounds, order_words, site,
+};
 
 /// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
 ///
@@ -52,8 +55,7 @@ pub(in crate::block) fn check(
             Some(back) => {
                 check_flush(name, volume.backing())?;
                 let area = sb.write_log.ok_or_else(|| no_log(name))?;
-                let bytes = u64::from(area.segments) * u64::from(area.geometry.bytes());
-                back.check_bound(bytes).map_err(|e| volume_error(name, e))?;
+                back.check_bound(size_of(&area)).map_err(|e| volume_error(name, e.to_string()))?;
                 back.age().map_err(|e| volume_error(name, e.to_string()))?;
                 if back.is_journaled() {
                     site::site(volume.backing(), &wish.journal, path)
@@ -63,6 +65,7 @@ pub(in crate::block) fn check(
             }
         }
     }
+    together(config, volumes, sb)?;
     let missing = |v: &&VolumeRecord| {
         v.write_back
             .as_ref()
@@ -78,6 +81,29 @@ pub(in crate::block) fn check(
         return Err(volume_error(&missing.name, reason));
     }
     Ok(())
+}
+
+/// How large the write log of a cache is.
+pub fn size_of(area: &WriteLogArea) -> LogSize {
+    LogSize { segments: area.segments, segment: area.geometry.bytes() }
+}
+
+/// What volumes that write back are to hold of the log, those among them whose stores are not there yet, fits together.
+fn together(
+    config: &CacheConfig,
+    volumes: &[Arc<Volume>],
+    sb: &BlockSuperblock,
+) -> Result<(), CacheError> {
+    let Some(area) = sb.write_log else { return Ok(()) };
+    let names: BTreeSet<&str> = volumes.iter().map(|volume| volume.name()).collect();
+    let names: BTreeSet<&str> =
+        names.into_iter().chain(config.awaited.iter().map(|s| &**s)).collect();
+    let all: Vec<BackConfig> = names.iter().filter_map(|name| config.wish_of(name).back).collect();
+    let Err(why) = check_bounds(all.iter(), size_of(&area)) else { return Ok(()) };
+    let states =
+        |name: &&&str| config.wish_of(name).back.is_some_and(|back| back.dirty_max.is_some());
+    let first = names.iter().find(states).copied().unwrap_or_default();
+    Err(volume_error(first, why.to_string()))
 }
 
 /// It is to write back, and cannot.

@@ -48,6 +48,27 @@ impl Core {
         }
     }
 
+    /// A volume may hold less of the log than is stated, since others have come or hold some that are put aside; or all of that again: it is said once.
+    pub(in crate::block) fn look_at_bound(&self, volume: &Attached) {
+        let Some((back, written)) = self.back_of(&volume.name) else { return };
+        let Some(status) = back.log().status(self.now(), written.state.attachment) else { return };
+        let (name, bound) = (&volume.name, status.held.1);
+        let lowered = status.stated.filter(|&stated| bound < stated);
+        let said = written.lowered.swap(lowered.map_or(0, |_| bound), Ordering::Relaxed);
+        match (lowered, status.stated) {
+            (Some(stated), _) if said != bound => tracing::warn!(
+                "volume '{name}': it may hold {} of the write log, and not {} as is stated: there is no room for that beside the other volumes",
+                ByteSize(bound),
+                ByteSize(stated)
+            ),
+            (None, Some(stated)) if said > 0 => tracing::info!(
+                "volume '{name}': it may hold {} of the write log again, as is stated",
+                ByteSize(stated)
+            ),
+            _ => {}
+        }
+    }
+
     /// Gives up what of a volume that is served cannot be read any more: what was there before shows again, from the log or the store. Without `yes` it
     /// is only told what that would be.
     ///

@@ -44,12 +44,12 @@ use super::attended::lock_wanted;
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
-pub use before::marker_answers;
 pub(super) use before::{check, look};
+pub use before::{marker_answers, size_of};
 pub use journal::JournalAt;
 use journal::Journaling;
 pub use larder_engine::block::writeback::destager::Pace;
-pub use larder_engine::block::writeback::log::Status;
+pub use larder_engine::block::writeback::log::{Status, most_on_its_way};
 pub use larder_engine::block::writeback::throttle::Age;
 pub use larder_engine::block::writeback::volume_log::{Cuts, Grain, Order};
 pub(super) use start::{check_through, start};
@@ -66,7 +66,9 @@ pub(super) use recover::order_words;
 pub use recover::{RecoverError, RecoverWish, Recovery, recover};
 pub use site::NoJournal;
 pub use view::view;
-pub use words::{BACK, FORM, LEAST_BOUND, NotBack, check_mark, order_name};
+pub use words::{
+    BACK, FORM, LEAST_BOUND, LogSize, NotBack, NotHeld, check_bounds, check_mark, order_name,
+};
 
 /// Where the marker of a volume is, which says whether a cache may hold what its store lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,6 +145,8 @@ pub struct BackStatus {
     pub config: BackConfig,
     /// Its generation: it rises with each attach.
     pub generation: u64,
+    /// A second holder cannot write: its store or marker keeps it out.
+    pub fenced: bool,
     /// What the log says.
     pub status: Status,
     /// How long ago the oldest dirty write was logged.
@@ -207,6 +211,10 @@ pub(super) struct Written {
     pub journal_at: JournalAt,
     /// Where its epochs go, if it is journaled.
     pub journal: Option<Journaling>,
+    /// That keeps a second holder out.
+    pub fenced: bool,
+    /// It was said that it may hold less of the log than is stated: what it may; 0 if it may hold all of that.
+    pub lowered: AtomicU64,
     /// Number of its marker.
     pub number: Mutex<u64>,
     /// That of the last which is known durable, and the run that it names.
@@ -327,9 +335,9 @@ impl Core {
         Some((back, written))
     }
 
-    /// Bytes of the write log; `None`: there is none.
-    pub fn write_log_bytes(&self) -> Option<u64> {
-        self.back.get().map(|back| back.log().log_bytes())
+    /// How large the write log is; `None`: there is none.
+    pub fn write_log_size(&self) -> Option<LogSize> {
+        self.back.get().map(|back| back.log().size())
     }
 
     /// Bytes of memory that what is dirty in the write log takes at most; 0 if there is none.
@@ -346,6 +354,7 @@ impl Core {
         Some(BackStatus {
             config: written.config.clone(),
             generation: written.state.generation,
+            fenced: written.fenced,
             age: status.oldest.map(|oldest| now.saturating_sub(oldest)),
             status,
             stored_mark: log.stored_mark(written.state.attachment).map(str::to_owned),

@@ -19,10 +19,6 @@ use super::start::{is_moved, random_uuid};
 
 /// For the store's flush.
 const FLUSH: Duration = Duration::from_secs(120);
-/// Numbers and generations go on behind all that a cache may know of them, where a marker is lost or was set back.
-const AHEAD: u64 = 1 << 32;
-/// Where neither is known. (Seconds since the Unix epoch, added to it, have it rise with each time that a marker is lost.)
-const UNKNOWN: u64 = 1 << 40;
 
 /// Why a store was not recovered. Its marker is as it was, unless it says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -260,7 +256,7 @@ pub(super) fn recover_at(
     if store.capabilities().flush == Flushing::Missing {
         return Err(RecoverError::CannotFlush(told.store));
     }
-    let ahead = if set_back { AHEAD } else { 0 };
+    let ahead = if set_back { machine::AHEAD } else { 0 };
     let last = match before {
         Some(marker) => Marker { number: marker.number.saturating_add(ahead), ..marker },
         None => {
@@ -387,7 +383,7 @@ fn replay(
 /// In place of a marker of which nothing is known.
 fn unknown() -> Result<Marker, RecoverError> {
     let time = super::unix_nanos();
-    let ahead = UNKNOWN + time / 1_000_000_000;
+    let ahead = machine::unknown(time / 1_000_000_000);
     Ok(Marker {
         number: ahead,
         state: MarkerState::Clean,
@@ -521,8 +517,8 @@ mod tests {
         assert!(!recover(&*store, &RecoverWish::default()).unwrap().recovered);
         let told =
             recover(&*store, &RecoverWish { set_back: true, ..RecoverWish::default() }).unwrap();
-        assert!(told.recovered && told.generation == 5 + AHEAD + 1, "{told:?}");
-        assert_eq!(read(&*store).number, 7 + AHEAD + 1);
+        assert!(told.recovered && told.generation == 5 + machine::AHEAD + 1, "{told:?}");
+        assert_eq!(read(&*store).number, 7 + machine::AHEAD + 1);
     }
 
     #[test]
@@ -541,7 +537,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let told = recover(&*store, &RecoverWish::default()).unwrap();
         assert_eq!((told.was.as_str(), told.recovered, told.cache), ("damaged", true, None));
-        assert!(read(&*store).generation > UNKNOWN);
+        assert!(read(&*store).generation > machine::UNKNOWN);
     }
 
     #[test]

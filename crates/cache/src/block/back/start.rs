@@ -581,7 +581,7 @@ impl Core {
         }
         let config = wish.back.clone().unwrap_or_default();
         config.age().map_err(|e| volume_error(name, e.to_string()))?;
-        config.check_bound(back.log().log_bytes()).map_err(|e| volume_error(name, e))?;
+        config.check_bound(back.log().size()).map_err(|e| volume_error(name, e.to_string()))?;
         let site = match config.order {
             Order::Journaled(_) if volume.had().is_none() => {
                 Some(journal_site(self, volume, wish)?)
@@ -635,6 +635,8 @@ impl Core {
         };
         let mut way = Way::comes(self, back, volume, begins);
         way.carry_out(&mut holder, go_on).map_err(|why| why.or_say(name))?;
+        // Others may hold less since it has come.
+        self.volumes().iter().for_each(|volume| self.look_at_bound(volume));
         if holder.drains() {
             back.drains.store(true, Ordering::Relaxed);
         } else if comer.drains {

@@ -713,6 +713,8 @@ impl Written {
     fn new(attached: &Arc<Attached>, holder: &Holder, begins: &mut Begins<'_>) -> Written {
         Written {
             attached: attached.clone(),
+            fenced: begins.place.as_ref().is_some_and(|place| place.is_fenced()),
+            lowered: 0.into(),
             place: begins.place.take().map(Into::into),
             state: holder.state(),
             stopped: false.into(),

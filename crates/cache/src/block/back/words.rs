@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use larder_base::ByteSize;
+use larder_engine::block::writeback::bounds;
+pub use larder_engine::block::writeback::bounds::{LogSize, NotHeld};
 use larder_engine::block::writeback::words::Mode;
 pub use larder_engine::block::writeback::words::{BACK, FORM, NotBack, order_name};
 
@@ -56,28 +58,28 @@ impl fmt::Display for BackConfig {
 }
 
 /// Less of the log is not worth having: a batch of it may be as long.
-pub const LEAST_BOUND: ByteSize = ByteSize::mib(1);
+pub const LEAST_BOUND: ByteSize = ByteSize(bounds::LEAST);
 
 impl BackConfig {
-    /// Whether what it may hold of a log of so many bytes can be meant.
+    /// Whether a volume may hold of a log of this size what it is to hold.
     ///
     /// # Errors
     /// What is wrong, and what to do.
-    pub fn check_bound(&self, log: u64) -> Result<(), String> {
-        let Some(most) = self.dirty_max else { return Ok(()) };
-        if most < LEAST_BOUND {
-            return Err(format!(
-                "{most} of the write log is too little: give it {LEAST_BOUND} at least"
-            ));
-        }
-        if most.0 > log {
-            return Err(format!(
-                "{most} is more than the write log, which has {}: give it less, or format a cache with a larger log",
-                ByteSize(log)
-            ));
-        }
-        Ok(())
+    pub fn check_bound(&self, log: LogSize) -> Result<(), NotHeld> {
+        log.check(&[self.dirty_max.map(|most| most.0)])
     }
+}
+
+/// Whether all volumes that write back may hold of a log of this size together what they are to hold.
+///
+/// # Errors
+/// What is wrong, and what to do.
+pub fn check_bounds<'a>(
+    all: impl Iterator<Item = &'a BackConfig>,
+    log: LogSize,
+) -> Result<(), NotHeld> {
+    let stated: Vec<Option<u64>> = all.map(|back| back.dirty_max.map(|most| most.0)).collect();
+    log.check(&stated)
 }
 
 /// Whether a mark may have this name.
@@ -113,17 +115,5 @@ mod tests {
         }
         let why = check_mark(&"x".repeat(70_000)).unwrap_err();
         assert!(why.contains("70000 bytes") && why.len() < 300, "{why}");
-    }
-
-    #[test]
-    fn a_bound_below_a_batch_or_beyond_the_log_is_refused() {
-        let of = |bytes| {
-            let back = BackConfig { dirty_max: Some(ByteSize(bytes)), ..BackConfig::default() };
-            back.check_bound(64 << 20)
-        };
-        assert!(of(1 << 20).is_ok() && of(64 << 20).is_ok());
-        assert!(BackConfig::default().check_bound(0).is_ok());
-        assert!(of((1 << 20) - 1).unwrap_err().contains("1 MiB at least"));
-        assert!(of((64 << 20) + 1).unwrap_err().contains("the write log, which has 64 MiB"));
     }
 }

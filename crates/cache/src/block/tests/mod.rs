@@ -1,6 +1,7 @@
 mod awaited;
 mod back;
 mod beside;
+mod bounds;
 mod check;
 mod ends;
 mod failed_log;
@@ -13,6 +14,7 @@ mod losses;
 mod periodic;
 mod piled;
 mod refused;
+mod ruled;
 mod rules;
 mod shrunk;
 mod silent;

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::Nanos;
 use larder_format::block::Layout;
-use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Rule};
+use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Rule, Verdict as PolicyVerdict};
 
 use super::calls::{Fx, Load, Message, OP_BITS, Out, Shard, Told, call};
 use super::coalesce::{Piece, Pieces};
@@ -27,7 +27,7 @@ use super::cut::cut;
 use super::event::{
     Answer, Came, Effects, Host, JobId, Op, ShardIo, State, StoreOp, Submit, Volume, Why,
 };
-use super::limits::Allows as _;
+use super::limits::{Admits as _, Allows as _};
 use super::ranged::{self, Discard, Progress};
 use super::readahead::{self, ReadAhead, Streams};
 use crate::block::address::Placing;
@@ -473,7 +473,8 @@ impl<H: Host> Queue<H> {
         let mut of_ahead = Verdict::Reject;
         match kind {
             PartKind::Write if op.destages.is_some() && advice == Verdict::Reject => {
-                verdicts.resize(parts.len(), advice);
+                let of = |&part: &(u64, u32)| Self::by_rule(node, now, volume, part);
+                verdicts.extend(parts.iter().map(of));
             }
             PartKind::Read | PartKind::Write => {
                 let mut kinds = std::mem::take(&mut self.kinds);
@@ -574,6 +575,25 @@ impl<H: Host> Queue<H> {
         let (limits, line_bytes) = (allowed(node), self.config.line_bytes);
         let asks = Judging { limits, access: &access, line_bytes, parts, rule, out };
         node.asks(volume, asks)
+    }
+
+    /// What is said of a part that is worth no place unless the operator has said so.
+    fn by_rule<N: Node<H>>(
+        node: &N,
+        now: Nanos,
+        volume: &H::Volume,
+        (at, len): (u64, u32),
+    ) -> Verdict {
+        if !node.selects(volume) {
+            return Verdict::Reject;
+        }
+        let len = u64::from(len);
+        let rule = node.rule(volume, at.wrapping_sub(node.base(volume)), len);
+        if rule != Rule::Always || allowed(node).refuses(rule, now, len).is_some() {
+            return Verdict::Reject;
+        }
+        node.admission(volume, |admission| admission.count(PolicyVerdict::Admit));
+        Verdict::Admit
     }
 
     /// Reads a stretch of the line space before anybody asks for it.

@@ -26,7 +26,7 @@ pub enum Pace {
     Async,
     /// So long after those before began: all that was answered by then.
     Periodic(Nanos),
-    /// When the log holds as much of the volume as it may.
+    /// When the log holds half of what it may of the volume: from there on clients are slowed down.
     AtBound,
 }
 

@@ -43,7 +43,7 @@ pub use batches::ToWrite;
 pub use closing::{Kept, Said};
 pub use destage::{Asked, Lies, Status};
 pub use marks::{MarkState, NOBODY};
-pub use memory::MEMORY_OF_BLOCK;
+pub use memory::{MEMORY_OF_BLOCK, most_on_its_way};
 pub use parking::Parks;
 use sums::AllSums;
 pub use sums::Sums;
@@ -51,6 +51,7 @@ use times::{Marks, Times};
 use unreadable::Unreadable;
 pub use unreadable::{GivingUp, NotGivenUp};
 
+use super::bounds::LogSize;
 use super::destager::{self, Destager, Pace};
 use super::economy::Economy;
 use super::overlay::{Holds, Overlay, Stretch};
@@ -69,8 +70,6 @@ pub const MOST_RECORD: u64 = 512 << 10;
 const FLUSH_BYTES: u64 = 8 << 20;
 /// or after this time, so that a FLUSH finds little to do.
 const FLUSH_EVERY: Nanos = Nanos::from_millis(50);
-/// What a volume may hold of the log where nothing is stated, at most.
-const MOST_SHARE: u64 = 4 << 30;
 /// How often a batch or a flush that failed is tried again.
 const TRIES: u32 = 3;
 
@@ -96,9 +95,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// Segments that client writes leave: two, and one for each of so many volumes, as far as there are that many.
-    fn reserve(&self, volumes: usize) -> u32 {
-        (2 + volumes as u32).min(self.segments / 2)
+    /// How large it is.
+    fn log_size(&self) -> LogSize {
+        LogSize { segments: self.segments, segment: self.geometry.bytes() }
     }
 
     /// What its segments are built from.
@@ -108,7 +107,7 @@ impl Config {
             segments: self.segments,
             room: self.geometry.bytes() - sector,
             footer: (footer::END_BYTES as u32, sector),
-            reserve: self.reserve(0),
+            reserve: self.log_size().reserve(0),
         }
     }
 }
@@ -578,26 +577,18 @@ impl<B: Clone> WriteLog<B> {
         self.divide();
     }
 
-    /// Volumes have come or gone: four fifths of the log are theirs, those that are stated first, the rest in equal parts.
+    /// Volumes have come or gone: what they may hold of the log is divided anew ([`LogSize::divide`]).
     fn divide(&mut self) {
-        let reserve = self.config.reserve(self.volumes.len());
-        self.segments.set_reserve(reserve);
-        let segments = u64::from(self.config.segments - reserve);
-        let all = segments * u64::from(self.config.geometry.bytes()) / 5 * 4;
+        let (size, all) = (self.config.log_size(), self.volumes.len());
+        self.segments.set_reserve(size.reserve(all));
         // What volumes hold that are put aside is nobody's.
         let aside: u64 = self.volumes.values().filter(|v| v.aside).map(|v| v.log.held()).sum();
-        let all = all.saturating_sub(aside);
         let served = || self.volumes.values().filter(|v| !v.aside);
-        let stated: u64 = served().filter_map(|v| v.stated).sum();
-        let others = served().filter(|v| v.stated.is_none()).count() as u64;
-        let share = (all.saturating_sub(stated) / others.max(1)).min(MOST_SHARE);
-        // What is stated and does not fit is less.
-        let fits = |bytes: u64| match stated > all {
-            true => (u128::from(bytes) * u128::from(all) / u128::from(stated)) as u64,
-            false => bytes,
-        };
-        for volume in self.volumes.values_mut() {
-            volume.throttle.set_bound(volume.stated.map_or(share, fits));
+        let stated: Vec<Option<u64>> = served().map(|v| v.stated).collect();
+        let bounds = size.divide(&stated, all, aside);
+        let served = self.volumes.values_mut().filter(|v| !v.aside);
+        for (volume, bound) in served.zip(bounds) {
+            volume.throttle.set_bound(bound);
         }
     }
 

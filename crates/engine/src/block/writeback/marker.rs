@@ -23,9 +23,24 @@
 //!
 //! Rules in brackets are those of `models/write_back.py`, whose states the tests here walk through.
 
+use larder_base::Nanos;
 use larder_format::Uuid;
 
 use super::planted::{Fault, Planted};
+
+/// A dirty marker says how far the store of its volume is, as of so long ago at most: that is what a recovery can tell of a cache that is lost.
+pub const REFRESH: Nanos = Nanos::from_secs(10);
+/// Marker and journal are looked at so often while their volume is served.
+pub const LOOK: Nanos = Nanos::from_secs(1);
+/// Numbers and generations of a recovery go on so far behind what its marker says where that was set back: behind all that a cache may know of them.
+pub const AHEAD: u64 = 1 << 32;
+/// They begin behind this where nothing is known of them.
+pub const UNKNOWN: u64 = 1 << 40;
+
+/// Number and generation that a recovery goes on from where there is no marker; `seconds` since the Unix epoch have it rise with each that is lost.
+pub fn unknown(seconds: u64) -> u64 {
+    UNKNOWN + seconds
+}
 
 /// What a marker says of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -15,6 +15,7 @@
 //! | [`scan`] | what a start reads of the log, and what it could not read |
 //! | [`recovery`] | what a start makes of the log: which batches count, what is dirty, what is lost |
 //! | [`throttle`] | how fast writes are answered near the bound; how old what is dirty may become |
+//! | [`bounds`] | what volumes may hold of the log, each and together |
 //! | [`economy`] | what the write budget makes of it: slower, through, back again |
 //! | [`void`] | what of a volume's records does not count, by an operator's word |
 //! | [`words`] | how an order and a pace are said |
@@ -23,6 +24,7 @@
 //! The design with its reasons, and an executable model in which each rule is needed: `models/write_back.py`. The crash model of these
 //! machines is `tests/writeback_model`. A queue calls them (`node/queue/logged.rs`); the crash model of both is `tests/block_back`.
 
+pub mod bounds;
 pub mod destager;
 pub mod economy;
 mod extents;

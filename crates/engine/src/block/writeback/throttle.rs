@@ -24,6 +24,11 @@ use larder_base::Nanos;
 
 /// Below this share of the bound nothing is delayed.
 const FREE: f64 = 0.5;
+/// Whether a volume that holds so much of its bound has its writes delayed. From there on, too, it is destaged whatever its pace is.
+pub fn is_delayed(held: u64, bound: u64) -> bool {
+    held as f64 > FREE * bound as f64
+}
+
 /// What is left of the bound lasts so long while the store takes nothing, seconds.
 const SPEND: f64 = 60.0;
 /// What was destaged so long ago counts 1/e of what is destaged now, seconds.

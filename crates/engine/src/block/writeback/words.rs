@@ -68,7 +68,7 @@ pub enum NotBack {
     OnFullOfFlushes,
     /// A bound on age, and destaging that waits for the log to fill up.
     #[error(
-        "with destage=none data stay dirty until the log is full, so no bound on their age can be kept: leave one of the two out, or choose \
+        "with destage=none data stay dirty until a volume holds half of its bound, so no limit on their age can be kept: leave one of the two out, or choose \
          destage=async or destage=periodic:SECONDS"
     )]
     AgeOfNone,

@@ -525,7 +525,8 @@ impl<H: Host> Queue<H> {
         // Without its file system's word for it a store need not give up what is trimmed; zeros may be holes.
         op.may_punch = kind == PartKind::Zero;
         op.destages = Some(stretch);
-        // Lines that are cached stay cached; of others those are worth a place, if admission thinks so, that were read meanwhile.
+        // Lines that are cached stay cached; of others those are worth a place that the operator has said so of, and, if admission thinks so, those that were
+        // read meanwhile.
         let read = kind == PartKind::Write
             && node.log(|log| log.was_read(attachment, dirty.sequence)).unwrap_or_default();
         let advice = if read { Verdict::Admit } else { Verdict::Reject };

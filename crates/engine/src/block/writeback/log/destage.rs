@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use larder_base::Nanos;
 
+use super::super::bounds::is_nearly_full;
 use super::super::destager::{self, Pace};
 use super::super::overlay::{Dirty, Holds, Stretch};
-use super::super::throttle::Age;
+use super::super::throttle::{Age, is_delayed};
 use super::super::volume_log::{Cuts, Order};
 use super::memory::Memory;
 use super::unreadable::{self, Unreadable};
@@ -62,6 +63,12 @@ pub struct Status {
     pub dirty: u64,
     /// Bytes of the log that it holds, and may hold.
     pub held: (u64, u64),
+    /// What it may hold as it was stated; more than it may now where that does not fit any more.
+    pub stated: Option<u64>,
+    /// It holds so much of that that its writes are delayed;
+    pub delayed: bool,
+    /// it holds nearly all that it may: it is as slow as its store.
+    pub nearly_full: bool,
     /// When the oldest dirty write was answered, or found by a start.
     pub oldest: Option<Nanos>,
     /// How old it may become,
@@ -436,6 +443,9 @@ impl<B: Clone> WriteLog<B> {
         Some(Status {
             dirty: volume.overlay.bytes(),
             held: (log.held(), volume.throttle.bound()),
+            stated: volume.stated,
+            delayed: is_delayed(log.held(), volume.throttle.bound()),
+            nearly_full: is_nearly_full(log.held(), volume.throttle.bound()),
             oldest: volume.oldest(),
             age: volume.age,
             is_old: volume
@@ -527,7 +537,7 @@ impl Attached {
     /// Whether what may be destaged goes to the store whatever its time is, and whether an epoch may end anywhere. `starved`: the log has no
     /// room.
     fn presses(&self, now: Nanos, starved: bool) -> (bool, bool) {
-        let full = self.log.held() * 2 >= self.bound_now(now);
+        let full = is_delayed(self.log.held(), self.bound_now(now));
         let aged = self.age.zip(self.oldest());
         let aged = aged.is_some_and(|(age, oldest)| age.presses(oldest) <= now);
         // No mark comes any more to a log that has failed.

@@ -10,21 +10,33 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder_format::block::write_log::pieces;
 
-use super::WriteLog;
+use super::super::bounds::LogSize;
+use super::super::overlay::{Dirty, Holds};
+use super::{MOST_RECORD, WriteLog};
 
 /// Bytes of memory that 4 KiB of the log take at most that are dirty: records, overlay, checksums, times, and what containers have to spare
 /// (`tests/writeback_memory.rs`). No record holds less than 4 KiB of the log.
 pub const MEMORY_OF_BLOCK: u64 = 40;
 
+/// Bytes that are on their way from the log to stores and journals at most, where so many volumes write back, so many of them through a journal, and the sum is
+/// `most`: one volume has that, and each other a stretch or an epoch beyond it. See the [module](self).
+pub fn most_on_its_way(most: u64, volumes: u64, journaled: u64) -> u64 {
+    let others = volumes.saturating_sub(1);
+    let stretch = Dirty { at: 0, len: MOST_RECORD, sequence: 0, holds: Holds::Bytes }.memory();
+    let epoch = (most / volumes.max(1)).max(stretch);
+    let epochs = journaled.min(others);
+    most.max(stretch) + (others - epochs) * stretch + epochs * epoch
+}
+
 impl<B> WriteLog<B> {
-    /// Bytes of all segments.
-    pub fn log_bytes(&self) -> u64 {
-        u64::from(self.config.segments) * u64::from(self.config.geometry.bytes())
+    /// How large it is.
+    pub fn size(&self) -> LogSize {
+        self.config.log_size()
     }
 
     /// Bytes of memory that what is dirty takes at most, if all of the log is; beside what is on its way to stores.
     pub fn most_memory(&self) -> u64 {
-        self.log_bytes() / pieces::PIECE as u64 * MEMORY_OF_BLOCK
+        self.size().bytes() / pieces::PIECE as u64 * MEMORY_OF_BLOCK
     }
 }
 
@@ -107,6 +119,19 @@ mod tests {
         // More than was taken is not given back.
         assert_eq!(memory.give(2, 90).count(), 1);
         assert_eq!(memory.taken(), 200);
+    }
+
+    #[test]
+    fn what_a_start_says_of_memory_has_the_stretches_beyond_the_sum() {
+        let (most, stretch) = (4 << 20, (512 << 10) + 4096);
+        let mut memory = Memory::new(most);
+        while memory.take(1, stretch, 3) {}
+        assert!(memory.take(2, stretch, 3) && memory.take(3, stretch, 3));
+        assert!(memory.taken() > most && memory.taken() <= most_on_its_way(most, 3, 0));
+        // An epoch of its equal part is more than a stretch.
+        assert!(memory.take(4, most / 4, 4) && memory.taken() <= most_on_its_way(most, 4, 1));
+        assert_eq!(most_on_its_way(most, 1, 1), most);
+        assert_eq!(most_on_its_way(most, 2, 0), most + stretch);
     }
 
     #[test]
