@@ -113,6 +113,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
             "cf"
         }
         Planted::ShownBeforeAnswered => "c",
+        Planted::CoalescedAcross => "cfjk",
         Planted::JournalNotFlushed | Planted::NoJournal | Planted::CutAnywhere => "jk",
         Planted::FreedBeforeSaid
         | Planted::NoReserve
@@ -122,6 +123,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::DamageParkedAsData
         | Planted::OldestIgnored
         | Planted::HoleIsEnd
+        | Planted::TailGoesOn
         | Planted::GapIgnored => "l",
         Planted::MarkerBeforeCache
         | Planted::AnsweredBeforeMarker
@@ -150,6 +152,9 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::AgeIgnored
         | Planted::SkippedForgotten
         | Planted::ThroughAroundDirt
+        // (Of the chain alone the predecessor's hash says it too.)
+        | Planted::RunIgnored
+        | Planted::SequencesRestarted
         | Planted::OlderFrontierCounts => "",
         // Of queues and operators: `block_back`.
         Planted::OperatorsAsksDropped => "",
@@ -202,7 +207,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
 
 /// The faults that concern the whole log, and the orders in which each must be caught.
 #[cfg(feature = "planted")]
-const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 32] = {
+const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 36] = {
     use larder_engine::block::writeback::Planted as P;
     [
         (P::DestagedBeforeDurable, "acf"),
@@ -232,6 +237,10 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 32] =
         // It takes some 30,000 histories, in other orders more.
         (P::FrontierNotRepeated, "a"),
         (P::OldestIgnored, "acf"),
+        (P::CoalescedAcross, "cf"),
+        (P::SequencesRestarted, "acf"),
+        (P::TailGoesOn, "acf"),
+        (P::RunIgnored, "acf"),
         (P::GapIgnored, "acf"),
         (P::HoleIsEnd, "acf"),
         (P::SkippedForgotten, "a"),

@@ -48,7 +48,8 @@ faults! {
     FlushBegunBefore,
     /// `startflush`: a start counts what it has read as durable, though it may be in the device's cache alone.
     StartNotFlushed,
-    /// `depnow`: the dependency is that of an earlier moment.
+    /// `depnow`, `global`: the dependency is that of an earlier moment. (The log is not told who asks: what one connection alone
+    /// had heard of would be an earlier position of the volume too.)
     DependencyStale,
     /// A segment is used again while it is read.
     PinsIgnored,
@@ -94,7 +95,7 @@ faults! {
     TakenUpUnreplayed,
     /// `cleanfirst`: a volume that changes over is written through before its marker is clean.
     ThroughBeforeClean,
-    /// `through`: a write goes to the store for want of budget while its volume has something dirty.
+    /// `through`, `around`: a write goes to the store for want of budget while its volume has something dirty.
     ThroughAroundDirt,
     /// `again`: a marker that could not be written is not written again before a volume that stays is answered.
     FailedMarkForgotten,
@@ -116,6 +117,14 @@ faults! {
     AgeIgnored,
     /// `damage`: the log ends where a batch is missing that is known durable.
     HoleIsEnd,
+    /// `prefix`: batches behind the first of the tail that is missing, torn, or follows another count.
+    TailGoesOn,
+    /// `run`: batches of a run that began again before them count.
+    RunIgnored,
+    /// `number`: the sequences of a volume that is taken up begin again.
+    SequencesRestarted,
+    /// `coalesce`: what a later window overwrites is left out of one before.
+    CoalescedAcross,
     /// `gap`: a volume whose sequences do not run on across lost batches is served.
     GapIgnored,
     /// `jsum`: an epoch counts though its commit's hash or the checksums of its data do not hold.

@@ -202,7 +202,11 @@ pub fn recover_in<R: Records>(
     let all = 0..scanned.count();
     let main: Vec<u32> =
         all.clone().filter(|&at| scanned.seen(at).parked == 0).map(|at| at as u32).collect();
-    let link = |i: usize| scanned.seen(main[i] as usize).link;
+    let link = |i: usize| {
+        let link = scanned.seen(main[i] as usize).link;
+        let run = if fault.is(Planted::RunIgnored) { 0 } else { link.run };
+        Link { run, ..link }
+    };
     let fronts: Vec<(Link, &Frontier)> = main
         .iter()
         .filter_map(|&at| {
@@ -224,6 +228,15 @@ pub fn recover_in<R: Records>(
         chain.batches.retain(|&at| link(at).number < first);
         chain.damaged.clear();
         chain.next = first;
+    }
+    if fault.is(Planted::TailGoesOn) {
+        let links: Vec<Link> = (0..main.len()).map(link).collect();
+        let mut behind = chain::counting(&links, oldest.0);
+        behind.retain(|&i| links[i].number >= chain.next);
+        if let Some(&last) = behind.last() {
+            (chain.next, chain.before) = (links[last].number + 1, links[last].hash);
+        }
+        chain.batches.extend(behind);
     }
     let mut parked: Vec<usize> = all.clone().filter(|&at| scanned.seen(at).parked != 0).collect();
     parked.sort_by_key(|&at| {

@@ -613,6 +613,7 @@ impl VolumeLog {
             let range = self.counts(sequence, logged.range());
             versions.show(range, sequence, self.holds(&logged, sequence));
         }
+        self.misplace(window, &mut versions);
         let mut writes = Vec::with_capacity(versions.extents());
         versions.look(0..u64::MAX, |stretch| {
             if let Stretch::Dirty(dirty) = stretch {
@@ -620,6 +621,14 @@ impl VolumeLog {
             }
         });
         writes
+    }
+
+    /// What faults make of the versions of a window.
+    fn misplace(&self, window: &Window, versions: &mut Overlay) {
+        if self.fault.is(Planted::CoalescedAcross) {
+            let later = (window.end() + 1..=self.acknowledged).filter_map(|at| self.record(at));
+            later.for_each(|logged| versions.discard(logged.range()));
+        }
     }
 
     /// The store has all records up to `position` durably, and the log knows it durably [free, frontier]: they are let go one by one, and

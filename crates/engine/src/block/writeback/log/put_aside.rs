@@ -3,6 +3,7 @@
 use larder_base::Nanos;
 
 use super::super::destager::Destager;
+use super::super::planted::Planted;
 use super::super::throttle::Throttle;
 use super::super::volume_log::{Kind, VolumeLog};
 use super::closing::extract;
@@ -127,7 +128,9 @@ impl<B: Clone> WriteLog<B> {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         let epoch = volume.destager.epoch().max(attach.epoch);
         if volume.log.is_clean() {
-            volume.log = VolumeLog::new(attach.destage.order, volume.log.frontier());
+            let anew = self.fault.is(Planted::SequencesRestarted);
+            let from = if anew { 0 } else { volume.log.frontier() };
+            volume.log = VolumeLog::new(attach.destage.order, from);
         }
         volume.log.recovered();
         volume.generation = attach.generation;
