@@ -60,6 +60,25 @@ fn begun_in(word: u64) -> (u64, bool) {
 /// State of a head that says that the store may be between two epochs, until one behind the head's `applied` is whole.
 const DOUBTFUL: MarkerState = MarkerState::Closing;
 
+/// Why what a journal has is not in its store.
+#[derive(Debug, thiserror::Error)]
+pub enum NotLaid {
+    /// The store fails, or does not answer: it may go another time.
+    #[error(
+        "what its journal has comes to its store before it is served, and the store fails: {0}"
+    )]
+    Store(String),
+    /// Something is wrong with the journal, or with the store.
+    #[error("{0}")]
+    Journal(String),
+}
+
+impl From<String> for NotLaid {
+    fn from(why: String) -> NotLaid {
+        NotLaid::Journal(why)
+    }
+}
+
 /// Where the journal of a volume is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalAt {
@@ -341,7 +360,7 @@ impl Journal {
         of: Of,
         store: &dyn Backing,
         (frontier, logged): (u64, u64),
-    ) -> Result<Taken, String> {
+    ) -> Result<Taken, NotLaid> {
         let read = self.read_behind(of, frontier).map_err(|e| e.to_string())?;
         let applied = self.apply_read(&read, store)?;
         if let Some(why) = read.torn {
@@ -553,7 +572,7 @@ impl Journal {
     ///
     /// # Errors
     /// When the journal cannot be read or the store cannot be written: then the store is between two epochs, and this is to be done again.
-    pub fn apply(&mut self, of: Of, store: &dyn Backing) -> Result<Option<Applied>, String> {
+    pub fn apply(&mut self, of: Of, store: &dyn Backing) -> Result<Option<Applied>, NotLaid> {
         let read = self.read(of).map_err(|e| e.to_string())?;
         self.apply_read(&read, store)
     }
@@ -563,25 +582,25 @@ impl Journal {
         &mut self,
         read: &Read,
         store: &dyn Backing,
-    ) -> Result<Option<Applied>, String> {
+    ) -> Result<Option<Applied>, NotLaid> {
         let Some(whole) = &read.whole else { return Ok(None) };
         let end = |extent: &JournalExtent| extent.offset.saturating_add(extent.length);
         let end = whole.descriptors.extents.iter().map(end).max().unwrap_or(0);
         let bytes = store.capabilities().size;
         if end > bytes {
             // Nothing of it is put over a store that cannot have all of it.
-            return Err(format!(
+            return Err(NotLaid::Journal(format!(
                 "{} has what lies up to byte {end}, and the store has {bytes} bytes: restore its size",
                 self.describe()
-            ));
+            )));
         }
         if !self.fault.is(Planted::JournalReadUnflushed) {
             let end = whole.data + whole.commit.data;
             let ranges = [COMMIT_AT..COMMIT_AT + COMMIT_BYTES as u64, DESCRIPTORS_AT..end];
             self.place.renew(whole.part, &ranges).map_err(|e| e.to_string())?;
         }
-        let session = store.session().map_err(|e| e.to_string())?;
-        let mut session = Alone::new(session).map_err(|e| e.to_string())?;
+        let session = store.session().map_err(|e| NotLaid::Store(e.to_string()))?;
+        let mut session = Alone::new(session).map_err(|e| NotLaid::Store(e.to_string()))?;
         for entry in whole.descriptors.entries() {
             let mut done = 0;
             while done < entry.extent.length {
@@ -603,12 +622,12 @@ impl Journal {
                         Op::WriteZeroes { offset, len, fua: false, may_punch: true, fast: false }
                     }
                 };
-                ask(&mut session, op)?;
+                ask(&mut session, op).map_err(NotLaid::Store)?;
                 done += len;
             }
         }
         if !self.fault.is(Planted::ReplayNotFlushed) {
-            ask(&mut session, Op::Flush)?;
+            ask(&mut session, Op::Flush).map_err(NotLaid::Store)?;
         }
         let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
         Ok(Some(Applied { epoch, last, time, mark }))
@@ -660,7 +679,7 @@ impl Coming {
         of: Of,
         store: &dyn Backing,
         positions: (u64, u64),
-    ) -> Result<(Option<holder::Applied>, Option<String>), String> {
+    ) -> Result<(Option<holder::Applied>, Option<String>), NotLaid> {
         let Some(journal) = &mut self.journal else { return Ok((None, None)) };
         // One that was in another order has nothing in it.
         let taken = match self.journaled {

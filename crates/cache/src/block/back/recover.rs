@@ -376,7 +376,8 @@ fn replay(
     if let Some(why) = why.clone().filter(|_| !accept_torn) {
         return Err(NotReplayed::Torn(why));
     }
-    let applied = journal.apply_read(&read, store).map_err(NotReplayed::Store)?;
+    let applied =
+        journal.apply_read(&read, store).map_err(|e| NotReplayed::Store(e.to_string()))?;
     Ok((journal, applied, why))
 }
 

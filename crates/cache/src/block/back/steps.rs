@@ -26,7 +26,7 @@ use super::super::open::CacheError;
 use super::super::operators::LOOK;
 use super::super::{Core, Mailbox, locked};
 use super::ends::say_void;
-use super::journal::{Coming, JournalAt, Journaling, NotMarked, Of, unprobe};
+use super::journal::{Coming, JournalAt, Journaling, NotLaid, NotMarked, Of, unprobe};
 use super::start::{
     marker_error, no_journal, open_journal, random_uuid, read_marker, volume_error,
 };
@@ -464,8 +464,13 @@ impl<'a> Way<'a> {
         begins.open_journal(self.volume, &[state.volume])?;
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
         let replayed = begins.journal.replay(of, self.volume.volume().backing(), positions);
-        let (applied, mark) =
-            replayed.map_err(|reason| NotDone::Failed(volume_error(&self.volume.name, reason)))?;
+        let (applied, mark) = replayed.map_err(|why| {
+            let (name, reason) = (self.volume.name.clone(), why.to_string());
+            NotDone::Failed(match why {
+                NotLaid::Store(_) => CacheError::NotYet { name, reason },
+                NotLaid::Journal(_) => volume_error(&name, reason),
+            })
+        })?;
         if let Some(mark) = mark {
             begins.mark = Some((state.attachment, mark));
         }

@@ -10,7 +10,7 @@ use larder_format::block::marker::{Marker, MarkerState, Order};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::journal::{Use, region_over};
 
-use super::super::journal::{Anew, Coming, Doubt, Journal, Kept, Of, Work, unprobe};
+use super::super::journal::{Anew, Coming, Doubt, Journal, Kept, NotLaid, Of, Work, unprobe};
 use super::disk::{Current, Disk, Power};
 
 const VOLUME: Uuid = Uuid([9; 16]);
@@ -266,4 +266,16 @@ fn a_store_whose_first_attach_was_cut_short_is_recovered_without_its_probe() {
         super::super::recover::recover_at(&store, &mut *memory, &mut open, &wish, Fault::default());
     assert!(told.is_ok_and(|told| told.recovered && told.torn.is_none()));
     assert_eq!(store.peek(0, 512), vec![0; 512]);
+}
+
+/// Whoever starts may wait for it, as for a store that is away.
+#[test]
+fn a_journal_whose_store_fails_is_laid_into_it_another_time() {
+    let (store, disk) = disks();
+    written(&disk, 2, None, &[1]);
+    store.fails(1.0);
+    let why = journal(&disk).apply(of(2), &store).unwrap_err();
+    assert!(matches!(why, NotLaid::Store(_)), "{why:?}");
+    store.fails(0.0);
+    assert!(journal(&disk).apply(of(2), &store).unwrap().is_some());
 }
