@@ -534,7 +534,7 @@ fn patience_ends() {
     assert!(failure.message.contains("cannot be reached"), "{failure}");
     assert_eq!(failure.kind, FailureKind::Failed);
     let trouble = backing.trouble().unwrap().what;
-    assert!(trouble.ends_with("requests wait for 2 s, then they fail"), "{trouble}");
+    assert!(trouble.ends_with("requests wait for 12 s, then they fail"), "{trouble}");
 }
 
 /// Another export has taken the place of the first: it is not written to.

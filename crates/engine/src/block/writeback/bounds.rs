@@ -107,20 +107,14 @@ impl LogSize {
     pub fn divide(self, stated: &[Option<u64>], volumes: usize, aside: u64) -> Vec<u64> {
         let all = self.all(volumes).saturating_sub(aside);
         let each = all / stated.len().max(1) as u64;
-        // Who states nothing keeps something beside those who do, and who states little what it states.
+        // Who states nothing keeps something beside those who do.
         let least = LEAST.min(each / 4);
         let others = stated.iter().filter(|stated| stated.is_none()).count() as u64;
-        let (mut sum, mut kept) = (0_u64, 0_u64);
-        for &bytes in stated.iter().flatten() {
-            (sum, kept) = (sum.saturating_add(bytes), kept + bytes.min(least));
-        }
+        let sum = stated.iter().flatten().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
         let theirs = all - others * least;
         let rest = all.saturating_sub(sum) / others.max(1);
         let of = |bytes: u64| match sum > theirs {
-            true => {
-                let beyond = u128::from(bytes - bytes.min(least)) * u128::from(theirs - kept);
-                bytes.min(least) + (beyond / u128::from(sum - kept)) as u64
-            }
+            true => (u128::from(bytes) * u128::from(theirs) / u128::from(sum)) as u64,
             false => bytes,
         };
         stated.iter().map(|stated| stated.map_or(rest.max(least).min(MOST_SHARE), of)).collect()
@@ -168,7 +162,8 @@ mod tests {
         let all = LOG.all(3);
         let of = LOG.divide(&[Some(30 * MIB), Some(MIB), None], 3, 0);
         assert!(of.iter().sum::<u64>() <= all && of.iter().sum::<u64>() > all - 3, "{of:?}");
-        assert_eq!((of[1], of[2]), (MIB, MIB));
+        // Those that state something are less in proportion.
+        assert_eq!((of[0] / (30 * 1024), of[2]), (of[1] / 1024, MIB));
         assert_eq!(LOG.divide(&[Some(8 * MIB), None, None], 3, 0)[1..], [(all - 8 * MIB) / 2; 2]);
         assert_eq!(LOG.divide(&[None], 2, 20 * MIB), [LOG.all(2) - 20 * MIB]);
         // Those that are put aside hold nearly all.

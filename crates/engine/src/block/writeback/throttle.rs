@@ -26,7 +26,7 @@ use larder_base::Nanos;
 const FREE: f64 = 0.5;
 /// Whether a volume that holds so much of its bound has its writes delayed. From there on, too, it is destaged whatever its pace is.
 pub fn is_delayed(held: u64, bound: u64) -> bool {
-    held as f64 > FREE * bound as f64
+    held as f64 >= FREE * bound as f64
 }
 
 /// What is left of the bound lasts so long while the store takes nothing, seconds.
