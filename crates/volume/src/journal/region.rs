@@ -22,7 +22,7 @@ use larder_runtime::{AlignedBuf, Payload, plain};
 use super::{EpochName, Head, JournalError, JournalPlace, Part, Use};
 use crate::marker::region::{self, Region};
 use crate::op::Op;
-use crate::{Alone, Backing, Capabilities, Flushing, OpenOptions, Timeouts, Uri};
+use crate::{Alone, Backing, Flushing, OpenOptions, Timeouts, Uri};
 
 /// Bytes of a part: those of the largest epoch, and what is said of them, however small its extents are.
 const PART: u64 = 64 << 20;
@@ -92,13 +92,23 @@ impl RegionPlace {
             fill(path).map_err(|e| open(plain(&e)))?;
             backing.resize(None).map_err(|e| open(reason_of(e)))?;
         }
-        let Capabilities { size: bytes, flush, .. } = backing.capabilities();
+        let flush = backing.capabilities().flush;
         if flush == Flushing::Missing && for_use == Use::Make {
             return Err(open(
                 "it offers no FLUSH, so that what is written there may be lost: name a place that does"
                     .to_owned(),
             ));
         }
+        RegionPlace::of(name, backing, for_use, timeout)
+    }
+
+    fn of(
+        name: String,
+        backing: Box<dyn Backing>,
+        for_use: Use,
+        timeout: Timeouts,
+    ) -> Result<RegionPlace, JournalError> {
+        let bytes = backing.capabilities().size;
         if bytes < REGION {
             return Err(JournalError::Small { place: name, bytes, needed: REGION });
         }
@@ -122,20 +132,7 @@ impl RegionPlace {
         timeout: Timeouts,
     ) -> Result<RegionPlace, JournalError> {
         let name = format!("journal '{}'", backing.uri());
-        let bytes = backing.capabilities().size;
-        if bytes < REGION {
-            return Err(JournalError::Small { place: name, bytes, needed: REGION });
-        }
-        Ok(RegionPlace {
-            name,
-            backing,
-            for_use,
-            timeout,
-            way: None,
-            lost: None,
-            first: None,
-            seen: None,
-        })
+        RegionPlace::of(name, backing, for_use, timeout)
     }
 
     fn failed(&self, reason: impl ToString) -> JournalError {
