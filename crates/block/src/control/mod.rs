@@ -21,8 +21,10 @@ mod socket;
 pub mod status;
 mod waiting;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
@@ -33,7 +35,7 @@ use serde_json::{Value, json};
 
 use crate::backing::{Backing, BackingError, Uri};
 use crate::cache::back::{BackWish, view};
-use crate::cache::{CacheError, CheckWish, Core, Detaching, One, Prefetching, named};
+use crate::cache::{CacheError, CheckWish, Core, Detaching, One, Prefetching, TakingBack, named};
 use crate::cache::{Volume, Volumes};
 use crate::served::Face;
 use crate::server::Counters;
@@ -68,6 +70,9 @@ const DETACH: Duration = Duration::from_secs(30);
 /// For a mark to be durable, by default, seconds.
 const MARK_SECONDS: u64 = 60;
 
+/// Between two looks whether whoever asked is still there.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// So long until it is looked again whether a volume is free.
 const TAKEN: Duration = Duration::from_millis(20);
 
@@ -90,7 +95,7 @@ pub struct Control {
     cache: Arc<Core>,
     volumes: Arc<Volumes>,
     counters: Arc<Counters>,
-    open: Box<OpenStore>,
+    open: Arc<OpenStore>,
     warmth: String,
     version: &'static str,
     faces: Vec<Face>,
@@ -196,7 +201,7 @@ impl Control {
         volumes: Arc<Volumes>,
         counters: Arc<Counters>,
         faces: Vec<Face>,
-        open: Box<OpenStore>,
+        open: Arc<OpenStore>,
         warmth: String,
         version: &'static str,
     ) -> Arc<Control> {
@@ -225,9 +230,10 @@ impl Control {
     pub(crate) fn perform(&self, request: Request, go_on: GoOn<'_>) -> Result<Value, Refusal> {
         match request {
             Request::Status {} => Ok(json!(self.status())),
-            Request::Attach { volume, uri, read_only, trust_unchanged, store_durable, back } => {
+            Request::Attach { volume, uri, read_only, trust_unchanged, store_durable, back, seconds } => {
                 let how = HowOpened { read_only, durable: store_durable };
-                self.attach(&volume, &uri, (how, trust_unchanged), &back, go_on)
+                let timeout = seconds.map(Duration::from_secs);
+                self.attach(&volume, &uri, (how, trust_unchanged), (&back, timeout), go_on)
             }
             Request::Flush { volume, seconds } => {
                 self.flush(volume.as_deref(), seconds.map(Duration::from_secs), go_on)
@@ -247,9 +253,8 @@ impl Control {
                 self.write(&volume, &back, seconds.map(Duration::from_secs), go_on)
             }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes, go_on),
-            Request::TakeBack {} => {
-                self.cache.take_back()?;
-                Ok(json!({ "through": self.cache.could_write_back() }))
+            Request::TakeBack { seconds } => {
+                self.take_back(seconds.map(Duration::from_secs), go_on)
             }
             Request::Drop { volume } => self.drop_lines(&volume, go_on),
             Request::Select { volume, rule, ranges, partition, label, disk_bytes } => {
@@ -305,10 +310,16 @@ impl Control {
         name: &str,
         uri: &str,
         (how, trust): (HowOpened, bool),
-        back: &WriteBack,
+        (back, timeout): (&WriteBack, Option<Duration>),
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
+        let begun = Instant::now();
+        let late = Cell::new(false);
+        let go_on: GoOn<'_> = &mut |progress: Progress| {
+            late.set(timeout.is_some_and(|timeout| begun.elapsed() >= timeout));
+            !late.get() && go_on(progress)
+        };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
         let mut wish = back::wish(&self.cache, name, back)?;
         if how.read_only {
@@ -319,7 +330,17 @@ impl Control {
             }
             wish.back = None;
         }
-        let _one = self.take(name, go_on)?;
+        let not_waited = |what: &str| match timeout.filter(|_| late.get()) {
+            Some(timeout) => refused(format!(
+                "volume '{name}' is not attached: {what} after {} s",
+                timeout.as_secs()
+            )),
+            None => refused(format!("interrupted: volume '{name}' is not attached")),
+        };
+        let _one = match self.take(name, go_on) {
+            Err(_) if late.get() => return Err(not_waited("something else is done with it still")),
+            one => one?,
+        };
         if self.volumes.find(name).is_some() && !name.is_empty() {
             return Err(refused(format!(
                 "volume '{name}' is attached already: choose another name"
@@ -333,15 +354,83 @@ impl Control {
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         // Before notes about the store are opened there.
         self.cache.check_state_dir(name)?;
-        let store = (self.open)(name, &uri, how).map_err(|e| {
+        let store = self.open_while(name, &uri, how, go_on).map_err(|e| {
             refused(match self.volume_of(&uri) {
                 Some(other) => format!("{e}: it is the store of volume '{other}' already"),
                 None => e.to_string(),
             })
         })?;
-        let attached = self.attach_store(name, store, trust, &wish).map_err(|e| e.refusal)?;
+        let store = store.ok_or_else(|| not_waited("its store is not open"))?;
+        let attached = self.attach_store(name, store, trust, (&wish, go_on));
+        let attached = attached.map_err(|e| match late.get() {
+            true => not_waited("what it needs has not answered"),
+            false => e.refusal,
+        })?;
         self.forget_waiting(name);
         Ok(attached)
+    }
+
+    /// Opens a store. `None` if `go_on` has said no meanwhile: whoever opens it still lets go of it then.
+    fn open_while(
+        &self,
+        name: &str,
+        uri: &Uri,
+        how: HowOpened,
+        go_on: GoOn<'_>,
+    ) -> Result<Option<Box<dyn Backing>>, BackingError> {
+        let (tell, told) = mpsc::channel();
+        let (open, of, at) = (self.open.clone(), name.to_owned(), uri.clone());
+        let thread = std::thread::Builder::new().name("block-opens".into());
+        // (Whoever has asked may be gone: what it would have been told goes with the message.)
+        let spawned = thread.spawn(move || drop(tell.send(open(&of, &at, how))));
+        if spawned.is_err() {
+            return (self.open)(name, uri, how).map(Some);
+        }
+        loop {
+            match told.recv_timeout(LOOK) {
+                Ok(opened) => return opened.map(Some),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let reason = "whoever opened it has ended early".to_owned();
+                    return Err(BackingError::Open { uri: uri.to_string(), reason });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let what = format!("volume '{name}': its store '{uri}' is not open yet");
+            if !go_on(Progress { what, ..Progress::default() }) {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn take_back(&self, timeout: Option<Duration>, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        let begun = Instant::now();
+        let (mut late, mut waits_for) = (false, String::new());
+        let mut hear = |now: &TakingBack| {
+            waits_for = match now {
+                TakingBack::Log => "what lies in the write log is read".to_owned(),
+                TakingBack::Store(name) => {
+                    let volume = self.cache.volume(name);
+                    let trouble = volume.map(|v| back::not_reached(v.volume().backing()));
+                    format!(
+                        "the store of volume '{name}' is made durable{}",
+                        trouble.unwrap_or_default()
+                    )
+                }
+                TakingBack::Requests => "what is under way ends".to_owned(),
+            };
+            late = timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
+            !late && go_on(Progress { what: waits_for.clone(), ..Progress::default() })
+        };
+        if self.cache.take_back_while(&mut hear)? {
+            return Ok(json!({ "through": self.cache.could_write_back() }));
+        }
+        Err(refused(match timeout.filter(|_| late) {
+            Some(timeout) => format!(
+                "the cache stays out of use: it was not taken back within {} s ({waits_for}); see to that and ask again, or wait longer with --timeout",
+                timeout.as_secs()
+            ),
+            None => "interrupted: the cache stays out of use".to_owned(),
+        }))
     }
 
     /// The volume that has this store, as far as its name or its file tells.
@@ -364,7 +453,7 @@ impl Control {
         name: &str,
         store: Box<dyn Backing>,
         trust: bool,
-        wish: &BackWish,
+        (wish, go_on): (&BackWish, GoOn<'_>),
     ) -> Result<Value, NotAttached> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri = store.uri().to_owned();
@@ -374,7 +463,19 @@ impl Control {
         // The same store may be about to come as another volume, or to go.
         let _store = self.cache.changing().store(volume.backing().place());
         let alike = self.volumes.expect(&volume).map_err(|e| refused(e.to_string()))?;
-        let warm = self.cache.attach_as(&volume, trust, wish)?;
+        let what = format!("volume '{name}': what it needs has not answered yet");
+        let mut hear = || go_on(Progress { what: what.clone(), ..Progress::default() });
+        let warm = match self.cache.attach_while(&volume, trust, wish, &mut hear) {
+            Ok(warm) => warm,
+            Err(error) => {
+                // Whoever hears of it may want its store at once.
+                volume.close();
+                self.cache.let_go_of_closed();
+                self.volumes.gone(&volume);
+                released(name, &volume, &mut || true);
+                return Err(error.into());
+            }
+        };
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
         let how = match &warm {
             Ok(()) => "warm".to_owned(),

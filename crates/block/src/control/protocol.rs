@@ -41,6 +41,9 @@ pub enum Request {
         /// Whether it writes back, and how. A daemon that knows no write-back refuses what says anything here.
         #[serde(default, skip_serializing_if = "WriteBack::is_silent")]
         back: WriteBack,
+        /// How long it may take before it is not attached; as long as it takes if nothing is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seconds: Option<u64>,
     },
     /// All that is dirty is to come to the stores.
     Flush {
@@ -104,7 +107,11 @@ pub enum Request {
         seconds: Option<u64>,
     },
     /// The cache, which was given up, is to be used again.
-    TakeBack {},
+    TakeBack {
+        /// How long it may take before the cache stays out of use; as long as it takes if nothing is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seconds: Option<u64>,
+    },
     /// All lines of a volume are to go, and if it is not attached, all that is known of it.
     Drop {
         /// Its name.
@@ -305,7 +312,10 @@ mod tests {
                     journal: Some("/j".into()),
                     journal_local: true,
                 },
+                seconds: Some(9),
             },
+            Request::TakeBack { seconds: None },
+            Request::TakeBack { seconds: Some(3) },
             Request::Flush { volume: None, seconds: None },
             Request::Flush { volume: Some("a".into()), seconds: Some(5) },
             Request::Discard { volume: "a".into(), yes: true },

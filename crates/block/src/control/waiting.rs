@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::status::{StoreStatus, VolumeStatus};
+use super::protocol::Progress;
 use super::{Control, HowOpened};
 use crate::backing::Uri;
 
@@ -203,7 +204,8 @@ impl Control {
                 Ok(store) => {
                     let mut wish = self.cache.config().wish_of(name);
                     wish.back = wish.back.filter(|_| !absent.read_only);
-                    self.attach_store(name, store, false, &wish).map_err(|e| {
+                    let mut go_on = |_: Progress| self.waiting.has(name);
+                    self.attach_store(name, store, false, (&wish, &mut go_on)).map_err(|e| {
                         let how = if e.may_pass { Lacks::More } else { Lacks::Word };
                         (how, e.refusal.message)
                     })

@@ -65,6 +65,29 @@ impl Core {
         trust: bool,
         wish: &BackWish,
     ) -> Result<Result<(), String>, CacheError> {
+        self.comes(volume, trust, wish)
+    }
+
+    /// The same for somebody who may wait no longer: `go_on` may say no while something does not answer.
+    ///
+    /// # Errors
+    /// As [`Core::attach_as`], and when `go_on` has said no.
+    pub fn attach_while(
+        &self,
+        volume: &Arc<Volume>,
+        trust: bool,
+        wish: &BackWish,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Result<(), String>, CacheError> {
+        self.attended((), &mut |()| go_on(), |_| self.comes(volume, trust, wish))
+    }
+
+    fn comes(
+        &self,
+        volume: &Arc<Volume>,
+        trust: bool,
+        wish: &BackWish,
+    ) -> Result<Result<(), String>, CacheError> {
         let name = volume.name().to_owned();
         if self.volume(&name).is_some() {
             let reason = "it is attached already: choose another name".to_owned();
@@ -82,6 +105,7 @@ impl Core {
         for _ in 0..PLANS {
             if let Some(taken_up) = self.take_up(volume, &comer)? {
                 if let Err(error) = self.begin_back(volume, wish) {
+                    finishes();
                     if self.volume(&name).is_some() {
                         self.detach(&name, true, &mut |_| true)?;
                     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::operators::LOOK;
 
 /// Who does something with volumes that come, go or grow: of each name, and of each store, one at a time.
 #[derive(Debug, Default)]
@@ -87,11 +89,11 @@ impl Changing {
         self.take(Key::Store(which))
     }
 
-    /// Takes all.
+    /// Takes all, when nobody has all. `None` if `go_on`, which is asked while somebody has, has said no.
     ///
     /// # Errors
     /// The volume or store that somebody has.
-    pub fn all(&self) -> Result<All<'_>, String> {
+    pub fn all(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Option<All<'_>>, String> {
         let mut taken = self.taken.lock();
         loop {
             if let Some(Key::Volume(which) | Key::Store(which)) = taken.some.first() {
@@ -100,10 +102,15 @@ impl Changing {
             if !taken.all {
                 break;
             }
-            self.over.wait(&mut taken);
+            if self.over.wait_for(&mut taken, LOOK).timed_out() {
+                let goes_on = MutexGuard::unlocked(&mut taken, &mut *go_on);
+                if !goes_on {
+                    return Ok(None);
+                }
+            }
         }
         taken.all = true;
-        Ok(All(self))
+        Ok(Some(All(self)))
     }
 
     /// Waits until nobody has any.
@@ -127,7 +134,7 @@ mod tests {
         let hangs = changing.volume("a");
         let _its_store = changing.store("nbd://a".to_owned());
         drop(changing.volume("b"));
-        assert_eq!(changing.all().err(), Some("a".to_owned()));
+        assert_eq!(changing.all(&mut || true).err(), Some("a".to_owned()));
         assert!(changing.try_volume("a").is_none());
         assert!(changing.try_store("nbd://a".to_owned()).is_none());
         assert!(changing.try_volume("b").is_some() && changing.try_store("b".to_owned()).is_some());
@@ -147,7 +154,7 @@ mod tests {
     fn all_are_taken_when_none_is() {
         let changing = Changing::default();
         drop(changing.volume("a"));
-        let all = changing.all().unwrap();
+        let all = changing.all(&mut || true).unwrap().unwrap();
         assert!(changing.try_volume("a").is_none());
         std::thread::scope(|scope| {
             scope.spawn(|| drop(changing.volume("a")));

@@ -54,6 +54,7 @@ mod hand;
 pub mod health;
 pub mod inspect;
 mod lane;
+pub mod later;
 mod log;
 mod node;
 mod node_limits;
@@ -121,6 +122,7 @@ pub use prefetch::{Prefetched, Prefetching};
 pub use queue::{Completion, Full, Queue};
 pub use running::Running;
 use shard::{Fx, LockedShard, Message, Out};
+pub use takeback::TakingBack;
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 

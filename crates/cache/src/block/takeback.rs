@@ -2,13 +2,16 @@
 //!
 //! In which order is the engine's ([`takeback`](larder_engine::block::node::maintenance::takeback)); here it is carried out, and it is said why not.
 
+use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::Fault;
 use larder_engine::block::map::Map;
 use larder_engine::block::node::attachment::Step;
-use larder_engine::block::node::flushes::LOCKED;
+use larder_engine::block::node::flushes::{AHEAD, LOCKED};
 use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::takeback::{Again, Anew, NotTakenBack};
 use larder_engine::block::node::operator::Operation;
@@ -17,12 +20,26 @@ use larder_engine::block::writeback::log::WriteLog;
 use larder_format::block::BlockSuperblock;
 use larder_runtime::Payload;
 
+use super::attached::Attached;
 use super::back::anew::Former;
+use super::changing::All;
 use super::log::LogThread;
 use super::notes::forget_given_up;
 use super::open::{CacheError, random, read_superblock};
+use super::operators::LOOK;
 use super::shard::Out;
 use super::{Core, locked};
+
+/// What a cache that is taken back waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TakingBack {
+    /// What lies in its write log is read.
+    Log,
+    /// The store of this volume is made durable.
+    Store(String),
+    /// Requests and other operators' work end.
+    Requests,
+}
 
 fn fail(reason: impl Into<String>) -> CacheError {
     CacheError::System { what: "the cache is not taken back", reason: reason.into() }
@@ -35,11 +52,100 @@ impl Core {
     /// When it was not given up or cannot be taken back while volumes are served, one of them comes, goes or grows, a store cannot be made durable, requests
     /// under way do not end within 10 s, or the device fails still: it stays given up then.
     pub fn take_back(&self) -> Result<(), CacheError> {
-        let _all = self.changing.all().map_err(|which| {
+        self.take_back_while(&mut |_| true).map(drop)
+    }
+
+    /// The same for somebody who may wait no longer: `go_on` hears what is waited for, and may say no. Returns whether it was done; once nothing is waited
+    /// for any more it is. Volumes may come, go and grow while stores are made durable ahead.
+    ///
+    /// # Errors
+    /// As [`Core::take_back`].
+    pub fn take_back_while(
+        &self,
+        go_on: &mut dyn FnMut(&TakingBack) -> bool,
+    ) -> Result<bool, CacheError> {
+        let mut wanted = true;
+        let wanted = &mut wanted;
+        let stopped = || locked(&self.log_inbox).stopped;
+        // Once it has said no it is not asked again.
+        let go_on = &RefCell::new(|now: &TakingBack| {
+            *wanted = *wanted && !stopped() && go_on(now);
+            *wanted
+        });
+        let hears = |now: &TakingBack| (go_on.borrow_mut())(now);
+        let Some(all) = self.alone_to_take_back(&hears)? else { return Ok(false) };
+        // While clients are served: it may be long.
+        let former = self.former_log(&mut || hears(&TakingBack::Log))?;
+        if !hears(&TakingBack::Requests) {
+            return Ok(false);
+        }
+        let (mut all, mut former) = (Some(all), former);
+        let (id, shards) = self.next_operation();
+        let mut operation = Operation::take_back(id, shards, &self.layout, Fault::default());
+        let done = self.carry(
+            &mut operation,
+            &mut || hears(&TakingBack::Requests),
+            &mut |operation, step| {
+                match step {
+                    Step::Stores { within } => {
+                        let ahead = within == AHEAD;
+                        if ahead {
+                            // A store that hangs keeps nobody from what is done with other volumes.
+                            all = None;
+                        }
+                        if !self.make_stores_durable(within, &hears)? {
+                            return Ok(false);
+                        }
+                        if ahead {
+                            all = self.alone_to_take_back(&hears)?;
+                            if all.is_none() {
+                                return Ok(false);
+                            }
+                        }
+                    }
+                    Step::Anew => match self.back_on_log(former.take()) {
+                        // (It has come to its end, and who asked has heard of nothing in time.)
+                        _ if self.is_enabled() => {}
+                        said => said?.map_err(fail)?,
+                    },
+                    _ => {}
+                }
+                operation.done();
+                Ok(true)
+            },
+        )?;
+        drop(all);
+        if !done && !hears(&TakingBack::Requests) {
+            return Ok(false);
+        }
+        if !done {
+            return Err(fail(format!(
+                "requests under way did not end within {} s: see to the stores, and ask again",
+                LOCKED.as_secs_f64()
+            )));
+        }
+        tracing::warn!("the cache is taken back: it is used again, and begins with nothing in it");
+        Ok(true)
+    }
+
+    /// Nobody does anything with volumes as long as what this returns lives, and the cache may be taken back as far as can be seen. `None` if `hears` has
+    /// said no.
+    fn alone_to_take_back(
+        &self,
+        hears: &dyn Fn(&TakingBack) -> bool,
+    ) -> Result<Option<All<'_>>, CacheError> {
+        let all = self.changing.all(&mut || hears(&TakingBack::Requests)).map_err(|which| {
             fail(format!(
                 "'{which}' is being attached, detached or resized: take the cache back when that has ended"
             ))
         })?;
+        if all.is_some() {
+            self.may_take_back()?;
+        }
+        Ok(all)
+    }
+
+    fn may_take_back(&self) -> Result<(), CacheError> {
         if self.is_enabled() {
             let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
             if self.why_given_up().is_none() && (!closed || self.log_drains()) {
@@ -66,31 +172,6 @@ impl Core {
         if let Some(why) = self.why_log_stays() {
             return Err(fail(why));
         }
-        // While clients are served: it may be long.
-        let mut former = self.former_log()?;
-        let (id, shards) = self.next_operation();
-        let mut operation = Operation::take_back(id, shards, &self.layout, Fault::default());
-        let go_on = &mut || !locked(&self.log_inbox).stopped;
-        let done = self.carry(&mut operation, go_on, &mut |operation, step| {
-            match step {
-                Step::Stores { within } => self.make_stores_durable(within)?,
-                Step::Anew => match self.back_on_log(former.take()) {
-                    // (It has come to its end, and who asked has heard of nothing in time.)
-                    _ if self.is_enabled() => {}
-                    said => said?.map_err(fail)?,
-                },
-                _ => {}
-            }
-            operation.done();
-            Ok(true)
-        })?;
-        if !done {
-            return Err(fail(format!(
-                "requests under way did not end within {} s: see to the stores, and ask again",
-                LOCKED.as_secs_f64()
-            )));
-        }
-        tracing::warn!("the cache is taken back: it is used again, and begins with nothing in it");
         Ok(())
     }
 
@@ -98,8 +179,33 @@ impl Core {
         self.on_log(|log| take_back(log, former))
     }
 
-    fn make_stores_durable(&self, timeout: Nanos) -> Result<(), CacheError> {
-        self.volumes().iter().try_for_each(|volume| volume.make_durable_within(timeout))
+    /// All stores are made durable, side by side, within `timeout`. False if `hears` has said no.
+    ///
+    /// # Errors
+    /// When one cannot be.
+    fn make_stores_durable(
+        &self,
+        timeout: Nanos,
+        hears: &dyn Fn(&TakingBack) -> bool,
+    ) -> Result<bool, CacheError> {
+        let until = Instant::now() + Duration::from_nanos(timeout.0);
+        let written = |volume: &Arc<Attached>| !volume.volume().capabilities().read_only;
+        let volumes = self.volumes();
+        let wanted: Vec<_> = volumes.iter().filter(|v| written(v)).map(|v| (v, v.flusher.want())).collect();
+        for (volume, number) in wanted {
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                match volume.flusher.wait(number, left.min(LOOK)) {
+                    Some(true) => break,
+                    None if !left.is_zero() => {}
+                    _ => return Err(volume.is_not_durable(timeout)),
+                }
+                if !hears(&TakingBack::Store(volume.name.clone())) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -392,6 +392,11 @@ impl Volumes {
         self.all.write().let_go(volume);
     }
 
+    /// Takes a volume away that does not come back: its store may be opened again.
+    pub fn let_go(&self, name: &str) {
+        self.all.write().map.remove(name);
+    }
+
     /// So many more are to come: which is the only one is not said until then.
     pub fn set_awaited(&self, count: usize) {
         self.awaited.store(count, Ordering::SeqCst);

@@ -144,6 +144,9 @@ pub(crate) struct AttachArgs {
     /// What its store has answered is durable, you vouch: it is not flushed. For one that offers no FLUSH and is to write back (NBD)
     #[arg(long)]
     store_durable: bool,
+    /// Wait no longer than this, whatever for; then the volume is not attached. None: as long as it takes
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
     #[command(flatten)]
     back: BackArgs,
     #[command(flatten)]
@@ -186,6 +189,10 @@ pub(crate) struct DropArgs {
 /// volumes are served all the while
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeBackArgs {
+    /// Wait no longer than this, whatever for; then the cache stays out of use. None: up to 60 s for stores to be made durable and
+    /// 20 s with clients waiting
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -222,6 +229,7 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
         trust_unchanged: args.trust_unchanged,
         store_durable: args.store_durable,
         back: args.back.said()?,
+        seconds: args.timeout,
     };
     args.daemon.print(&request, |answer| {
         let bytes = ByteSize(answer["bytes"].as_u64().unwrap_or(0));
@@ -290,7 +298,7 @@ pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {
 }
 
 pub(crate) fn take_back(args: &TakeBackArgs) -> Result<(), CliError> {
-    args.daemon.print(&Request::TakeBack {}, |answer| {
+    args.daemon.print(&Request::TakeBack { seconds: args.timeout }, |answer| {
         let mut text = "the cache is used again, and begins with nothing in it".to_owned();
         let through = answer["through"].as_array().into_iter().flatten();
         let through: Vec<_> = through.filter_map(|name| name.as_str()).collect();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
 use larder_block::cache::back::{BackWish, marker_answers, most_on_its_way, size_of, view};
+use larder_block::cache::later::{ComesLater, open_what_answers};
 use larder_block::cache::{CacheConfig, CacheError, Cached, RulesConfig, Warmth, open, without};
 use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
@@ -264,18 +265,30 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         record,
         rules: RulesConfig { shares: args.shares.clone(), budget },
     };
-    let handle = match &found {
-        Ok(_) => open::open(&args.cache, config, &volumes.all()),
-        Err(why) => without::open_without(&args.cache, config, &volumes.all(), why),
+    let mut open_with = |config, volumes: &[Arc<Volume>]| match &found {
+        Ok(_) => open::open(&args.cache, config, volumes),
+        Err(why) => without::open_without(&args.cache, config, volumes, why),
+    };
+    let handle = match waits {
+        true => open_what_answers(config, volumes.all(), &mut open_with),
+        false => open_with(config, &volumes.all()).map(|handle| (handle, Vec::new())),
     };
     // Of a volume that something does not answer for, as of one whose store is not there.
-    let handle = handle.map_err(|e| {
+    let (handle, comes_later) = handle.map_err(|e| {
         let passes = matches!(e, CacheError::NotYet { .. }) && !waits;
         match failed(e) {
             CliError::Runtime(why) if passes => runtime(&format!("{why} ({OTHERS_MEANWHILE})")),
             error => error,
         }
     })?;
+    for ComesLater { name, why } in comes_later {
+        volumes.let_go(&name);
+        if let Some((name, uri)) = args.volumes.iter().find(|(of, _)| *of == name) {
+            let read_only = all_read_only || args.read_only_volumes.contains(name);
+            let (name, uri) = (name.clone(), uri.clone());
+            absent.push(Absent { name, uri, read_only, why, how: Lacks::More });
+        }
+    }
     let cache = handle.cache().clone();
     let layout = cache.layout();
     let stats = cache.stats();
@@ -356,7 +369,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         volumes,
         server.counters().clone(),
         devices.faces().chain(disks.faces()).collect(),
-        Box::new(open_store),
+        Arc::new(open_store),
         how,
         env!("CARGO_PKG_VERSION"),
     );

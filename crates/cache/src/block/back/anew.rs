@@ -31,11 +31,15 @@ impl Core {
     ///
     /// # Errors
     /// When it cannot be asked where it lies.
-    pub(in crate::block) fn former_log(&self) -> Result<Option<Former>, CacheError> {
+    pub(in crate::block) fn former_log(
+        &self,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Former>, CacheError> {
         let sb = self.on_log(|log| log.line_space().map(|sb| (sb.write_log, sb.uuid)))?;
         let Some((Some(area), cache)) = sb else { return Ok(None) };
-        let mut read = |at: u64, bytes: &mut [u8]| {
-            self.device.read_at(at, bytes).map_err(|_| scan::ReadFailed)
+        let mut read = |at: u64, bytes: &mut [u8]| match go_on() {
+            true => self.device.read_at(at, bytes).map_err(|_| scan::ReadFailed),
+            false => Err(scan::ReadFailed),
         };
         let mut scanned = scan::scan(&area, cache, &mut read);
         let found = scanned.recover_packed(&[], Fault::default());

@@ -465,10 +465,16 @@ impl<'a> Way<'a> {
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
         let replayed = begins.journal.replay(of, self.volume.volume().backing(), positions);
         let (applied, mark) = replayed.map_err(|why| {
-            let (name, reason) = (self.volume.name.clone(), why.to_string());
+            let name = self.volume.name.clone();
             NotDone::Failed(match why {
-                NotLaid::Store(_) => CacheError::NotYet { name, reason },
-                NotLaid::Journal(_) => volume_error(&name, reason),
+                NotLaid::Store(why) => {
+                    let store = self.volume.volume().backing().uri();
+                    let reason = format!(
+                        "what its journal has comes to its store '{store}' before it is served, and the store fails: {why}. See to the store, and try again"
+                    );
+                    CacheError::NotYet { name, reason }
+                }
+                NotLaid::Journal(reason) => volume_error(&name, reason),
             })
         })?;
         if let Some(mark) = mark {
