@@ -230,7 +230,15 @@ impl Control {
     pub(crate) fn perform(&self, request: Request, go_on: GoOn<'_>) -> Result<Value, Refusal> {
         match request {
             Request::Status {} => Ok(json!(self.status())),
-            Request::Attach { volume, uri, read_only, trust_unchanged, store_durable, back, seconds } => {
+            Request::Attach {
+                volume,
+                uri,
+                read_only,
+                trust_unchanged,
+                store_durable,
+                back,
+                seconds,
+            } => {
                 let how = HowOpened { read_only, durable: store_durable };
                 let timeout = seconds.map(Duration::from_secs);
                 self.attach(&volume, &uri, (how, trust_unchanged), (&back, timeout), go_on)

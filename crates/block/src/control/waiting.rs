@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::status::{StoreStatus, VolumeStatus};
 use super::protocol::Progress;
+use super::status::{StoreStatus, VolumeStatus};
 use super::{Control, HowOpened};
 use crate::backing::Uri;
 

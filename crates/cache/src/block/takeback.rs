@@ -191,13 +191,16 @@ impl Core {
         let until = Instant::now() + Duration::from_nanos(timeout.0);
         let written = |volume: &Arc<Attached>| !volume.volume().capabilities().read_only;
         let volumes = self.volumes();
-        let wanted: Vec<_> = volumes.iter().filter(|v| written(v)).map(|v| (v, v.flusher.want())).collect();
+        let wanted: Vec<_> =
+            volumes.iter().filter(|v| written(v)).map(|v| (v, v.flusher.want())).collect();
         for (volume, number) in wanted {
             loop {
                 let left = until.saturating_duration_since(Instant::now());
                 match volume.flusher.wait(number, left.min(LOOK)) {
                     Some(true) => break,
                     None if !left.is_zero() => {}
+                    // It was put aside meanwhile, in good order.
+                    _ if !self.volumes().iter().any(|now| Arc::ptr_eq(now, volume)) => break,
                     _ => return Err(volume.is_not_durable(timeout)),
                 }
                 if !hears(&TakingBack::Store(volume.name.clone())) {

@@ -266,3 +266,29 @@ fn who_has_a_volume_change_over_is_heard_while_its_store_does_not_become_durable
         assert_eq!(writes_back(), !before);
     }
 }
+
+/// Before its lines are locked other operators go on; who asked for it is heard all the while, and ends it.
+#[test]
+fn a_cache_that_waits_for_a_store_to_be_taken_back_keeps_nobody_and_ends_when_nobody_waits() {
+    use crate::block::TakingBack;
+    let (bench, state) = beside_another();
+    let _goes_on = GoesOn(state.clone());
+    super::ends::give_up(&bench.cache);
+    state.hangs.store(true, Ordering::SeqCst);
+    let mut heard = Vec::new();
+    let begun = Instant::now();
+    let done = bench.cache.take_back_while(&mut |now| {
+        heard.push(now.clone());
+        if let TakingBack::Store(_) = now {
+            // Another operator has it at once.
+            assert!(bench.cache.changing().try_volume("other").is_some());
+        }
+        !matches!(now, TakingBack::Store(_))
+    });
+    assert!(!done.unwrap() && !bench.cache.is_enabled());
+    assert!(matches!(heard.last(), Some(TakingBack::Store(_))), "{heard:?}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    state.hangs.store(false, Ordering::SeqCst);
+    bench.cache.take_back().unwrap();
+    assert!(bench.cache.is_enabled());
+}

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 
 use larder_block::backing::{self, Timeouts};
 use larder_block::op::{FailureKind, Op};
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{format, has};
 use crate::daemon::ask::status_when;
-use crate::daemon::{Daemon, one, session};
+use crate::daemon::{Daemon, one, session, session_of};
 use crate::stores::faulty::Store;
 use crate::stores::s3::S3;
 
@@ -247,4 +248,68 @@ fn a_journal_that_cannot_be_is_refused_with_what_to_do() {
     refused(&on_cache, 2, &["would be lost with the cache", "same device", "another device"]);
     refused(&site(Some("nbd+unix:///j?socket=/nowhere/socket")), 1, &["/nowhere/socket"]);
     refused(&site(Some("s3://b")), 2, &["--journal 'disk=s3://b'", "is not a bucket's name"]);
+}
+
+/// Its cache is there, and has all of it.
+#[test]
+fn a_start_whose_store_fails_while_a_journal_is_laid_into_it_serves_the_others_and_that_volume_when_it_works()
+ {
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    let journal = memory.path().join("journal").display().to_string();
+    let nbd = TempDir::new().unwrap();
+    let store = Store::start(nbd.path(), SIZE, FailureKind::NoSpace);
+    let site = Site::new(&store.uri(), Some("marker"), Some(&journal));
+    let dir = site.dir.path();
+    let other = dir.join("other");
+    std::fs::File::create(&other).unwrap().set_len(1 << 20).unwrap();
+    let other = format!("other=file:{}", other.display());
+    let back = ["--write", "disk=back:journaled", "--volume", &other, "--backing-give-up", "1"];
+    let daemon = Daemon::of(site.serve(&back));
+    let mut s = session_of(dir, "disk");
+    let write = |s: &mut dyn backing::Session, fill: u8| {
+        for block in 0..BLOCKS {
+            let mut data = AlignedBuf::zeroed(BLOCK as usize);
+            data.fill(fill);
+            let data = Payload::new(data);
+            one(s, Op::Write { offset: block * BLOCK, data, fua: false });
+        }
+        one(s, Op::Flush);
+    };
+    write(&mut *s, 1);
+    status_when(dir, "some of it is in the store", |status| {
+        status["volumes"][0]["write_back"]["frontier"].as_u64().unwrap() > 0
+    });
+    // The next epoch is committed, and is not in the store.
+    store.plan.fail_every.store(1, Ordering::SeqCst);
+    write(&mut *s, 2);
+    status_when(dir, "its store fails", |status| {
+        status["volumes"][0]["write_back"]["failures"].as_u64().unwrap() > 0
+    });
+    daemon.kill();
+    let (code, message) = said(&mut site.serve(&back));
+    assert_eq!(code, 1, "{message}");
+    let uri = store.uri();
+    let words = [
+        "volume 'disk'",
+        "comes to its store",
+        &uri,
+        "See to the store",
+        "--on-backing-failure wait",
+    ];
+    has(&message, &words);
+    let waits = [&back[..], &["--on-backing-failure", "wait"]].concat();
+    let daemon = Daemon::of(site.serve(&waits));
+    let status = status_when(dir, "it waits", |s| s["volumes"][0]["store"]["state"] == "waiting");
+    has(
+        &status["alarms"].to_string(),
+        &["volume 'disk'", "comes to its store", "every 5 s", "the store lacks"],
+    );
+    let mut s = session_of(dir, "other");
+    write(&mut *s, 3);
+    store.plan.fail_every.store(0, Ordering::SeqCst);
+    status_when(dir, "it is served", |s| s["volumes"][0]["store"]["state"] == "ok");
+    let mut s = session_of(dir, "disk");
+    let read = crate::daemon::read(&mut *s, 0, (BLOCKS * BLOCK) as usize);
+    assert!(read.iter().all(|&byte| byte == 2));
+    daemon.stop();
 }
