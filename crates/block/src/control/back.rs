@@ -12,7 +12,7 @@ use super::status::{BackVolume, ShrunkStore};
 use super::{Control, GoOn, refused};
 use crate::backing::Backing;
 use crate::cache::back::{BackConfig, BackStatus, BackWish, MarkerAt, check_mark, order_name};
-use crate::cache::{CacheError, Core};
+use crate::cache::{CacheError, Core, Volume};
 
 /// Between two words on how far it is.
 const LOOK: Duration = Duration::from_millis(100);
@@ -247,6 +247,17 @@ pub(super) fn not_reached(store: &dyn Backing) -> String {
     trouble.map_or_else(String::new, |trouble| format!("; its store {}", trouble.what))
 }
 
+/// Why destaging does not get on, where it fails again and again: its journal, or what its store has said last.
+fn last_failure(now: &BackStatus, volume: &Volume) -> Option<String> {
+    if now.status.failures == 0 {
+        return now.troubles.first().cloned();
+    }
+    now.journal_failure.clone().or_else(|| {
+        let last = volume.health().failures().1?;
+        Some(format!("its store fails: {}", last.what))
+    })
+}
+
 /// How far one volume is.
 struct Flushing {
     name: String,
@@ -428,7 +439,8 @@ impl Control {
                 "trouble": done.err().or_else(|| {
                     let attached = cache.volume(&one.name).filter(|_| !all_there)?;
                     let trouble = not_reached(attached.volume().backing());
-                    trouble.strip_prefix("; ").map(str::to_owned)
+                    let away = trouble.strip_prefix("; ").map(str::to_owned);
+                    away.or_else(|| last_failure(now.as_ref()?, attached.volume()))
                 }),
                 "writes_through": now.is_none(),
             }));

@@ -284,7 +284,8 @@ impl Attached {
         CacheError::NotYet {
             name: self.name.clone(),
             reason: format!(
-                "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",
+                "its store cannot make durable what was written before ('{}', tried for up to {} s): see to the store and try again",
+                self.volume.backing().uri(),
                 timeout.as_secs_f64()
             ),
         }

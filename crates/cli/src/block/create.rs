@@ -38,11 +38,11 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let uri: Uri = args.uri.parse().map_err(|e| usage(format!("{e}")))?;
     match &uri {
         Uri::S3 { .. } => {
-            let chunk = args
-                .chunk
-                .map(|chunk| u32::try_from(chunk.0))
-                .transpose()
-                .map_err(|_| usage("--chunk is at most 16m".to_owned()))?;
+            let chunk = args.chunk.map(checked_chunk).transpose()?;
+            if args.size.0 == 0 || !args.size.0.is_multiple_of(512) {
+                let size = args.size;
+                return Err(usage(format!("--size {size}: a volume has a multiple of 512 bytes")));
+            }
             let seed = super::seed()?;
             let mut volume = [0u8; 16];
             volume.copy_from_slice(&seed[..16]);
@@ -82,4 +82,33 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         }
     }
     Ok(())
+}
+
+/// Bytes of one object, if there may be such objects.
+fn checked_chunk(chunk: ByteSize) -> Result<u32, CliError> {
+    let (least, most) = object::manifest::CHUNK_BYTES;
+    let bytes = u32::try_from(chunk.0).ok().filter(|bytes| bytes.is_power_of_two());
+    bytes.filter(|bytes| (least..=most).contains(bytes)).ok_or_else(|| {
+        CliError::Usage(format!(
+            "--chunk {chunk}: objects have a power of two of bytes from {} to {}",
+            ByteSize(u64::from(least)),
+            ByteSize(u64::from(most))
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_an_object_that_cannot_be_are_wrong_usage() {
+        assert_eq!(checked_chunk(ByteSize(1 << 20)).unwrap(), 1 << 20);
+        for wrong in [0, 3 << 10, 32 << 10, 100 << 10, 32 << 20, 1 << 40] {
+            let Err(CliError::Usage(said)) = checked_chunk(ByteSize(wrong)) else {
+                panic!("{wrong}")
+            };
+            assert!(said.contains("from 64 KiB to 16 MiB"), "{said}");
+        }
+    }
 }

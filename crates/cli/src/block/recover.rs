@@ -208,7 +208,7 @@ fn text(told: &Recovery, now: u64) -> String {
     let fenced = match told.fenced {
         true => String::new(),
         false => {
-            "; this store cannot keep a daemon away that still serves it: see to it that none does"
+            "; neither the store nor its marker keeps away a daemon that serves it still, with the cache that is taken for lost: see to it that none does"
                 .to_owned()
         }
     };

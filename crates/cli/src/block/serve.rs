@@ -15,6 +15,7 @@ use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::map::Making;
 use larder_engine::block::node::defaults::{self, SizeError};
+use larder_engine::block::node::share::check_floors;
 use larder_format::block::Layout;
 use larder_policy::block::BlockAdmissionConfig;
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
@@ -166,6 +167,8 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     }
     let found = find_cache(args)?;
     if let Ok((layout, _)) = &found {
+        check_floors(&args.shares, layout.capacity(), layout.line)
+            .map_err(|e| usage(&format!("--share {e}")))?;
         let &Settings { replacement, reclaim, evict, .. } = args;
         let making = Making { replacement, reclaim, evict };
         defaults::check_making(&making, layout.placement())
@@ -331,7 +334,11 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
             format!(", {} for vhost-user", ByteSize(devices))
         },
         if writes_back {
-            format!(", {} for what goes from the write log to stores", ByteSize(destage))
+            format!(
+                ", {} for what goes from the write log to stores (of the volumes named at the start: each attached later that writes back may have a stretch \
+                 more, or if journaled an equal part of --fill-memory)",
+                ByteSize(destage)
+            )
         } else {
             String::new()
         },

@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) fail_every: AtomicU64,
     /// With this.
     pub(crate) kind: FailureKind,
+    /// Only writes, trims and zeroes do.
+    pub(crate) changes_alone: AtomicBool,
     /// Nothing is carried out.
     pub(crate) hang: AtomicBool,
     /// Operations that were begun and have not ended.
@@ -83,7 +85,9 @@ impl FaultySession {
             self.plan.reads.fetch_add(u64::from(matches!(op, Op::Read { .. })), Ordering::SeqCst);
             let number = self.plan.count.fetch_add(1, Ordering::SeqCst) + 1;
             let every = self.plan.fail_every.load(Ordering::SeqCst);
-            let fails = every > 0 && number.is_multiple_of(every);
+            let spared = self.plan.changes_alone.load(Ordering::SeqCst)
+                && matches!(op, Op::Read { .. } | Op::Flush);
+            let fails = every > 0 && number.is_multiple_of(every) && !spared;
             if fails && (number / every).is_multiple_of(2) {
                 self.ended.push_back(Done { token, op, outcome: Err(self.failure()) });
                 continue;
@@ -161,6 +165,7 @@ impl Store {
         let plan = Plan {
             fail_every: 0.into(),
             kind,
+            changes_alone: false.into(),
             hang: false.into(),
             count: 0.into(),
             reads: 0.into(),

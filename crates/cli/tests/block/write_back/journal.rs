@@ -10,7 +10,7 @@ use larder_runtime::{AlignedBuf, Payload};
 use tempfile::TempDir;
 
 use super::{format, has};
-use crate::daemon::ask::status_when;
+use crate::daemon::ask::{ask, status_when};
 use crate::daemon::{Daemon, one, session, session_of};
 use crate::stores::faulty::Store;
 use crate::stores::s3::S3;
@@ -280,11 +280,16 @@ fn a_start_whose_store_fails_while_a_journal_is_laid_into_it_serves_the_others_a
         status["volumes"][0]["write_back"]["frontier"].as_u64().unwrap() > 0
     });
     // The next epoch is committed, and is not in the store.
+    store.plan.changes_alone.store(true, Ordering::SeqCst);
     store.plan.fail_every.store(1, Ordering::SeqCst);
     write(&mut *s, 2);
     status_when(dir, "its store fails", |status| {
         status["volumes"][0]["write_back"]["failures"].as_u64().unwrap() > 0
     });
+    // A flush that ends without it says why.
+    let (code, out, error) = ask(dir, &["flush", "disk", "--timeout", "1"]);
+    assert_eq!(code, 1, "{out}{error}");
+    has(&out, &["disk", "of the write log left", "o space"]);
     daemon.kill();
     let (code, message) = said(&mut site.serve(&back));
     assert_eq!(code, 1, "{message}");

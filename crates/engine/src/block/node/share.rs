@@ -54,12 +54,13 @@ impl FromStr for Portion {
     fn from_str(text: &str) -> Result<Portion, String> {
         let wrong = || format!("'{text}' is no part of a cache: write 10% or 20g");
         match text.strip_suffix('%') {
-            Some(share) => share
-                .parse()
-                .ok()
-                .filter(|s| (0.0..=100.0).contains(s))
-                .map(Portion::Percent)
-                .ok_or_else(wrong),
+            Some(share) => match share.parse() {
+                Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(Portion::Percent(percent)),
+                Ok(percent) if percent > 100.0 => {
+                    Err(format!("'{text}' is more than there is: at most 100%"))
+                }
+                _ => Err(wrong()),
+            },
             None => text.parse().map(Portion::Bytes).map_err(|_| wrong()),
         }
     }
@@ -140,6 +141,26 @@ impl ShareLines {
     pub fn is_any(&self) -> bool {
         self.floor > 0 || self.ceiling.is_some()
     }
+}
+
+/// Whether a cache of `slots` lines of `line` bytes has as much as these volumes are to be left, all together. Of a volume that is named several times the last
+/// counts.
+///
+/// # Errors
+/// Their names with their floors, and what they are together, as a clause.
+pub fn check_floors(shares: &[(String, Share)], slots: u64, line: u32) -> Result<(), String> {
+    let floors: BTreeMap<&str, Portion> =
+        shares.iter().filter_map(|(name, share)| Some((name.as_str(), share.floor?))).collect();
+    let lines: u64 = floors.values().map(|floor| floor.lines(slots, line)).sum();
+    if lines <= slots {
+        return Ok(());
+    }
+    let all: Vec<String> = floors.iter().map(|(name, floor)| format!("{name}={floor}..")).collect();
+    Err(format!(
+        "{}: these floors are {:.0} % of the cache together, and it has 100 %: lower them",
+        all.join(", "),
+        100.0 * lines as f64 / slots.max(1) as f64
+    ))
 }
 
 /// How many lines of the cache a volume has, about, and how many it may. Read and changed without a lock.
@@ -401,6 +422,24 @@ mod tests {
         for wrong in ["", "..", "10%", "60%..50%", "101%..", "x..y", "-1%..", "NaN%.."] {
             assert!(wrong.parse::<Share>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn floors_that_are_more_than_the_cache_together_are_refused_with_what_they_are() {
+        let of = |all: &[(&str, &str)]| {
+            let shares: Vec<(String, Share)> =
+                all.iter().map(|(name, s)| ((*name).to_owned(), s.parse().unwrap())).collect();
+            check_floors(&shares, 1000, 4096)
+        };
+        assert_eq!(of(&[("a", "50%.."), ("b", "50%..60%"), ("c", "..90%")]), Ok(()));
+        // The last that is said of a volume counts.
+        assert_eq!(of(&[("a", "90%.."), ("a", "10%.."), ("b", "90%..")]), Ok(()));
+        let why = of(&[("a", "60%.."), ("b", "50%..")]).unwrap_err();
+        assert!(why.contains("a=60%.., b=50%..") && why.contains("110 % of the cache"), "{why}");
+        let why = of(&[("a", "60%.."), ("b", "2m..")]).unwrap_err();
+        assert!(why.contains("a=60%..") && why.contains("111 %"), "{why}");
+        let why = "160%..".parse::<Share>().unwrap_err();
+        assert!(why.contains("'160%' is more than there is: at most 100%"), "{why}");
     }
 
     fn side(volume: u32, account: &Account, pinned: bool) -> Side<'_, impl Fn() -> bool> {
