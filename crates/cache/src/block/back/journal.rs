@@ -18,14 +18,13 @@ use std::time::{Duration, Instant};
 use larder_base::Nanos;
 use larder_engine::block::PartKind;
 use larder_engine::block::node::logged::JournalPart;
+use larder_engine::block::writeback::epoch::{self, Found, Whose};
 use larder_engine::block::writeback::{Fault, Planted, holder};
 use larder_format::block::journal::{
     COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
     JournalExtent, Size,
 };
-use larder_format::block::marker::{
-    MAGIC, Marker, MarkerState, Order as MarkerOrder, PROBE_BYTES, is_probe, probe,
-};
+use larder_format::block::marker::{MAGIC, Marker, PROBE_BYTES, is_probe, probe};
 use larder_format::block::write_log::pieces;
 use larder_format::{PAGE_SIZE, Uuid};
 use larder_runtime::{AlignedBuf, Payload};
@@ -39,6 +38,8 @@ use super::kept::Troubles;
 use super::start::random_uuid;
 
 pub(super) use keeping::{Anew, Kept};
+pub(super) use larder_engine::block::writeback::epoch::Doubt;
+pub use larder_engine::block::writeback::epoch::Of;
 
 /// One request to a store when a journal is applied is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,18 +48,6 @@ const PIECE: u64 = 1 << 20;
 
 /// A journal's thread that is in the midst of something is waited for so long.
 const RELEASE: Duration = Duration::from_secs(5);
-
-/// What a head has in place of [`Marker::joins`]: the last epoch of this attachment that it was told of, and whether that before it was one of it, too.
-fn begun_word(epoch: u64, second: bool) -> u64 {
-    epoch << 1 | u64::from(second)
-}
-
-fn begun_in(word: u64) -> (u64, bool) {
-    (word >> 1, word & 1 == 1)
-}
-
-/// State of a head that says that the store may be between two epochs, until one behind the head's `applied` is whole.
-const DOUBTFUL: MarkerState = MarkerState::Closing;
 
 /// Why what a journal has is not in its store.
 #[derive(Debug, thiserror::Error)]
@@ -86,17 +75,6 @@ pub struct JournalAt {
     pub at: Option<String>,
     /// It may go with this host where the store does not: then it covers the loss of the cache device, not that of the host.
     pub local: bool,
-}
-
-/// Whose journal it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Of {
-    /// The volume.
-    pub volume: Uuid,
-    /// The cache.
-    pub cache: Uuid,
-    /// The volume's generation.
-    pub generation: u64,
 }
 
 /// An epoch that was applied.
@@ -135,14 +113,6 @@ pub struct Read {
     pub torn: Option<&'static str>,
 }
 
-/// The store may be between two epochs, until one behind `epoch` is whole that has all up to `last`: a shorter one leaves what the store may have
-/// behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Doubt {
-    pub(super) epoch: u64,
-    pub(super) last: u64,
-}
-
 /// What a start has taken over of a journal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Taken {
@@ -162,17 +132,6 @@ struct Whole {
     part: Part,
     /// Where its data begins in the part.
     data: u64,
-}
-
-/// What a part has of an epoch.
-enum Found {
-    /// None that counts.
-    Nothing,
-    /// One of a later attachment of the same cache.
-    Later,
-    Whole(Box<Whole>),
-    /// One of that number, if it says so, and it is not whole.
-    Torn(Option<u64>),
 }
 
 /// A journal.
@@ -263,20 +222,8 @@ impl Journal {
         marker: &Marker,
         doubt: Option<Doubt>,
     ) -> Result<(), JournalError> {
+        let head = epoch::claim(self.head.as_deref(), marker, doubt, self.fault);
         let doubt = doubt.filter(|_| !self.fault.is(Planted::DoubtForgotten));
-        // One that says so already may be in a cache alone from which no flush takes it to the disk any more: it is written all the same.
-        let number = self.head.as_ref().map_or(1, |head| head.number.saturating_add(1));
-        let head = Marker {
-            number,
-            state: if doubt.is_some() { DOUBTFUL } else { MarkerState::Dirty },
-            order: MarkerOrder::Journaled,
-            applied: doubt.map_or(0, |doubt| doubt.epoch),
-            frontier: doubt.map_or(marker.frontier, |doubt| doubt.last),
-            mark: None,
-            joins: 0,
-            probes: false,
-            ..marker.clone()
-        };
         self.place.set_head(&head)?;
         self.head = Some(Box::new(head));
         // What is there is no more than that the store is in doubt, which is said now. A part of which it cannot be read which epoch it has would be taken
@@ -286,12 +233,8 @@ impl Journal {
 
     /// This epoch was begun, and it was told before that the one before it was (`second`): what is missing from now on is torn. Durable when this returns.
     fn begun(&mut self, epoch: u64, second: bool) -> Result<(), JournalError> {
-        let joins = begun_word(epoch, second);
-        let Some(head) = self.head.as_ref().filter(|head| head.joins < joins) else {
-            return Ok(());
-        };
-        let number = head.number.saturating_add(1);
-        let next = Marker { number, joins, ..(**head).clone() };
+        let next = self.head.as_ref().and_then(|head| epoch::begun(head, epoch, second));
+        let Some(next) = next else { return Ok(()) };
         // (One that has failed may be seen and be nowhere: the next try writes it once more.)
         self.place.set_head(&next)?;
         self.head = Some(Box::new(next));
@@ -366,9 +309,7 @@ impl Journal {
         if let Some(why) = read.torn {
             tracing::warn!("{}: {why}; the cache has all of it still", self.describe());
         }
-        // Of the last one itself all that there is may be found later.
-        let epoch = read.last.saturating_sub(1);
-        let doubt = read.torn.map(|_| Doubt { epoch, last: logged });
+        let doubt = read.torn.map(|_| Doubt::of_torn(read.last, logged));
         Ok(Taken { applied, last: read.last, doubt })
     }
 
@@ -413,24 +354,23 @@ impl Journal {
     }
 
     /// What a part has for `of`. One that cannot be read is as one that is damaged.
-    fn part(&mut self, of: Of, part: Part) -> Found {
+    fn part(&mut self, of: Of, part: Part) -> (Found, Option<Whole>) {
         let Ok(Some(bytes)) = self.place.read(part, COMMIT_AT, COMMIT_BYTES) else {
-            return self.uncommitted(of, part);
+            return (self.uncommitted(of, part), None);
         };
         let commit = match Commit::decode(&bytes, of.volume) {
             Ok(commit) => commit,
-            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return Found::Nothing,
+            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return (Found::Nothing, None),
             // From before the place was this volume's.
-            Err(Torn::Volume { .. }) => return Found::Nothing,
-            Err(_) => return self.uncommitted(of, part),
+            Err(Torn::Volume { .. }) => return (Found::Nothing, None),
+            Err(_) => return (self.uncommitted(of, part), None),
         };
-        if commit.cache == of.cache && commit.generation > of.generation {
-            return Found::Later;
+        match of.whose(&commit) {
+            Whose::Own => {}
+            Whose::Later => return (Found::Later, None),
+            Whose::Nobody => return (Found::Nothing, None),
         }
-        if commit.cache != of.cache || commit.generation != of.generation {
-            return Found::Nothing;
-        }
-        let torn = Found::Torn(Some(commit.epoch));
+        let torn = (Found::Torn(Some(commit.epoch)), None);
         let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize);
         let Ok(Some(encoded)) = read else { return torn };
         let Ok(descriptors) = Descriptors::decode(&encoded, of.volume) else { return torn };
@@ -448,7 +388,8 @@ impl Journal {
                 return torn;
             }
         }
-        Found::Whole(Box::new(Whole { commit, descriptors, part, data }))
+        let found = Found::Whole(commit.epoch, commit.last);
+        (found, Some(Whole { commit, descriptors, part, data }))
     }
 
     /// A part whose commit is damaged: its descriptors may say which epoch it has. (If they are of one before it, the epoch that was committed behind
@@ -474,59 +415,16 @@ impl Journal {
     /// # Errors
     /// [`JournalError`] when it cannot be read.
     pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
-        let (mut whole, mut begun): (Option<Whole>, Vec<Option<u64>>) = (None, Vec::new());
-        let (mut later, mut found, mut most) = (false, 0, 0);
+        let (mut found, mut wholes) = (Vec::new(), Vec::new());
         for part in self.place.parts()? {
-            match self.part(of, part) {
-                Found::Nothing => {}
-                Found::Later => later = true,
-                Found::Torn(epoch) => {
-                    begun.push(epoch);
-                    found += 1;
-                }
-                Found::Whole(one) => {
-                    most = one.commit.epoch.max(most);
-                    // (One whose PUT comes late, when all were lost meanwhile, may have a later number, and has less.)
-                    let has = |w: &Whole| (w.commit.last, w.commit.epoch);
-                    if whole.as_ref().is_none_or(|w| has(w) < has(&one)) {
-                        whole = Some(*one);
-                    }
-                    found += 1;
-                }
-            }
+            let (one, whole) = self.part(of, part);
+            found.push(one);
+            wholes.push(whole);
         }
-        // A take-up that was cut short has replayed it before it said that it is the next attachment's.
-        let mine = self.head.as_ref().is_some_and(|head| {
-            let next = head.generation == of.generation.saturating_add(1) && !later;
-            head.cache == of.cache && (head.generation == of.generation || next)
-        });
-        // (Epochs begin with 1.)
-        let is_whole = whole.as_ref().map_or(0, |whole| whole.commit.epoch);
-        let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
-        let (doubtful, all) =
-            doubtful.map_or((0, 0), |head| (head.applied.saturating_add(1), head.frontier));
-        let last = whole.as_ref().map_or(0, |whole| whole.commit.last);
-        let doubtful_still = is_whole < doubtful || last < all;
-        let cut_short = begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole));
-        let known = self.head.as_ref().filter(|h| mine && h.generation == of.generation);
-        let (known, second) = begun_in(known.map_or(0, |head| head.joins));
-        let both = known > 0 && (second || is_whole > known);
-        let missing = is_whole < known || both && found < self.place.keeps();
-        let torn = match () {
-            () if self.fault.is(Planted::TornJournalBelieved) => None,
-            () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
-            () if !mine => Some("it is that of an earlier attachment"),
-            () if cut_short => Some("an epoch in it is damaged or was cut short"),
-            () if missing => Some("an epoch that was begun is missing in it"),
-            () if doubtful_still => Some(
-                "it was damaged before, and no epoch has come to it since that makes up for it",
-            ),
-            () => None,
-        };
-        let last = begun.into_iter().flatten().max().unwrap_or(0).max(most);
-        // The store has had all of an epoch before the next was begun, and may have that: nothing older is put over it.
-        let whole = whole.filter(|_| !cut_short && !doubtful_still && !missing);
-        Ok(Read { whole, last: last.max(doubtful).max(known), torn })
+        let keeps = self.place.keeps();
+        let judged = epoch::judge(self.head.as_deref(), of, &found, keeps, self.fault);
+        let whole = judged.whole.and_then(|at| wholes.swap_remove(at));
+        Ok(Read { whole, last: judged.last, torn: judged.torn })
     }
 
     /// The same where the store is known to have all up to `frontier`: an epoch before that is none that counts.

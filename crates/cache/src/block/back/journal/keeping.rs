@@ -130,8 +130,7 @@ impl Kept {
     pub(in super::super) fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
         match work {
             Work::Write(named, parts) => {
-                // Of the epoch before, or of this one, which is written once more, all may be on its way.
-                let doubt = Doubt { epoch: named.0.saturating_sub(1), last: named.1 };
+                let doubt = Doubt::of_lost(named.0, named.1);
                 self.keep(now, Some(doubt))?;
                 self.written = named.0;
                 self.journal.as_mut().map_or(Ok(()), |j| j.write(self.of, named, &parts))
