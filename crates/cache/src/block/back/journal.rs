@@ -18,15 +18,12 @@ use std::time::{Duration, Instant};
 use larder_base::Nanos;
 use larder_engine::block::PartKind;
 use larder_engine::block::node::logged::JournalPart;
-use larder_engine::block::writeback::epoch::{self, Found, Whose};
+use larder_engine::block::writeback::epoch::{self, Apart, Reading, Replay, Task, TooLarge, Whole};
 use larder_engine::block::writeback::{Fault, Planted, holder};
-use larder_format::block::journal::{
-    COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
-    JournalExtent, Size,
-};
-use larder_format::block::marker::{MAGIC, Marker, PROBE_BYTES, is_probe, probe};
+use larder_format::Uuid;
+use larder_format::block::journal::{Commit, Descriptors, ExtentKind, JournalExtent, Size};
+use larder_format::block::marker::{Marker, PROBE_BYTES, is_probe, probe};
 use larder_format::block::write_log::pieces;
-use larder_format::{PAGE_SIZE, Uuid};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::journal::{EpochName, Head, JournalError, JournalPlace, Part, Site, Use};
 use larder_volume::op::{Op, Outcome};
@@ -43,9 +40,6 @@ pub use larder_engine::block::writeback::epoch::Of;
 
 /// One request to a store when a journal is applied is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of one such request.
-const PIECE: u64 = 1 << 20;
-
 /// A journal's thread that is in the midst of something is waited for so long.
 const RELEASE: Duration = Duration::from_secs(5);
 
@@ -106,7 +100,7 @@ pub(super) type Named = (u64, u64, u64, Option<String>);
 #[derive(Debug)]
 pub struct Read {
     /// The last epoch that is whole, unless the store may have one behind it.
-    whole: Option<Whole>,
+    whole: Option<(Whole, Part)>,
     /// The last epoch that was begun.
     last: u64,
     /// Why the store may be between two epochs all the same.
@@ -122,16 +116,6 @@ pub(super) struct Taken {
     pub(super) last: u64,
     /// When the store is whole again, if it may not be.
     pub(super) doubt: Option<Doubt>,
-}
-
-/// An epoch that is whole.
-#[derive(Debug)]
-struct Whole {
-    commit: Commit,
-    descriptors: Descriptors,
-    part: Part,
-    /// Where its data begins in the part.
-    data: u64,
 }
 
 /// A journal.
@@ -249,11 +233,11 @@ impl Journal {
         // (One that was left is no bytes of the volume.)
         unprobe(store)?;
         let before = first_sector(store)?;
-        if before.starts_with(&MAGIC) {
-            return Err(self.is_the_store());
+        match epoch::apart(self.head.is_some(), &before) {
+            Apart::Is => Ok(false),
+            Apart::IsNot => Err(self.is_the_store()),
+            Apart::Unknown => Ok(true),
         }
-        // Where the store begins with something else than zeros it is another place than one that has nothing yet.
-        Ok(self.head.is_none() && before.iter().all(|&b| b == 0))
     }
 
     fn is_the_store(&self) -> String {
@@ -353,63 +337,6 @@ impl Journal {
         self.place.write(EpochName { generation, epoch }, &commit.encode(), &body)
     }
 
-    /// What a part has for `of`. One that cannot be read is as one that is damaged.
-    fn part(&mut self, of: Of, part: Part) -> (Found, Option<Whole>) {
-        let Ok(Some(bytes)) = self.place.read(part, COMMIT_AT, COMMIT_BYTES) else {
-            return (self.uncommitted(of, part), None);
-        };
-        let commit = match Commit::decode(&bytes, of.volume) {
-            Ok(commit) => commit,
-            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return (Found::Nothing, None),
-            // From before the place was this volume's.
-            Err(Torn::Volume { .. }) => return (Found::Nothing, None),
-            Err(_) => return (self.uncommitted(of, part), None),
-        };
-        match of.whose(&commit) {
-            Whose::Own => {}
-            Whose::Later => return (Found::Later, None),
-            Whose::Nobody => return (Found::Nothing, None),
-        }
-        let torn = (Found::Torn(Some(commit.epoch)), None);
-        let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize);
-        let Ok(Some(encoded)) = read else { return torn };
-        let Ok(descriptors) = Descriptors::decode(&encoded, of.volume) else { return torn };
-        let same = descriptors.epoch == commit.epoch && descriptors.generation == of.generation;
-        let believes = self.fault.is(Planted::EpochSumsIgnored);
-        if !same || !(commit.covers(&encoded) || believes) {
-            return torn;
-        }
-        let data = DESCRIPTORS_AT + encoded.len() as u64;
-        for entry in descriptors.entries() {
-            let len = (entry.data.end - entry.data.start) as usize;
-            let bytes = self.place.read(part, data + entry.data.start, len);
-            let holds = |bytes: &Vec<u8>| pieces::check(entry.sums, 0, bytes).is_ok() || believes;
-            if !bytes.is_ok_and(|bytes| bytes.as_ref().is_some_and(holds)) {
-                return torn;
-            }
-        }
-        let found = Found::Whole(commit.epoch, commit.last);
-        (found, Some(Whole { commit, descriptors, part, data }))
-    }
-
-    /// A part whose commit is damaged: its descriptors may say which epoch it has. (If they are of one before it, the epoch that was committed behind
-    /// them is not durable, and nothing of it is in the store.)
-    fn uncommitted(&mut self, of: Of, part: Part) -> Found {
-        let mut len = PAGE_SIZE;
-        while let Ok(Some(bytes)) = self.place.read(part, DESCRIPTORS_AT, len) {
-            match Descriptors::decode(&bytes, of.volume) {
-                Ok(found) if (found.cache, found.generation) == (of.cache, of.generation) => {
-                    return Found::Torn(Some(found.epoch));
-                }
-                Err(Torn::Short { need, .. }) if need > len as u64 && need <= self.place.most() => {
-                    len = need as usize;
-                }
-                _ => break,
-            }
-        }
-        Found::Torn(None)
-    }
-
     /// What it has for the store of `of`.
     ///
     /// # Errors
@@ -417,9 +344,13 @@ impl Journal {
     pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
         let (mut found, mut wholes) = (Vec::new(), Vec::new());
         for part in self.place.parts()? {
-            let (one, whole) = self.part(of, part);
+            let mut reading = Reading::new(of, self.place.most(), self.fault);
+            while let Some((at, len)) = reading.wants() {
+                reading.given(self.place.read(part, at, len).ok().flatten().as_deref());
+            }
+            let (one, whole) = reading.end();
             found.push(one);
-            wholes.push(whole);
+            wholes.push(whole.map(|whole| (whole, part)));
         }
         let keeps = self.place.keeps();
         let judged = epoch::judge(self.head.as_deref(), of, &found, keeps, self.fault);
@@ -433,7 +364,7 @@ impl Journal {
     /// As [`Journal::read`].
     pub(super) fn read_behind(&mut self, of: Of, frontier: u64) -> Result<Read, JournalError> {
         let mut read = self.read(of)?;
-        read.whole.take_if(|whole| whole.commit.last < frontier);
+        read.whole.take_if(|(whole, _)| whole.commit.last < frontier);
         Ok(read)
     }
 
@@ -442,27 +373,22 @@ impl Journal {
     /// # Errors
     /// [`JournalError`] when it cannot be read any more.
     pub fn stretches(&mut self, read: &Read) -> Result<Vec<Laid>, JournalError> {
-        let Some(whole) = &read.whole else { return Ok(Vec::new()) };
+        let Some((whole, part)) = &read.whole else { return Ok(Vec::new()) };
         let mut all = Vec::new();
-        for entry in whole.descriptors.entries() {
-            let range = entry.extent.offset..entry.extent.offset + entry.extent.length;
-            let bytes = match entry.extent.kind {
-                ExtentKind::Data => {
-                    let len = (entry.data.end - entry.data.start) as usize;
-                    let at = whole.data + entry.data.start;
-                    Some(self.place.read(whole.part, at, len)?.ok_or_else(|| self.changed())?)
-                }
-                // What is trimmed reads as zeros in an image that is a cut.
-                ExtentKind::Zero | ExtentKind::Trim => None,
-            };
+        for (range, data) in whole.stretches() {
+            let len = (range.end - range.start) as usize;
+            let bytes = data.map(|at| self.bytes(*part, at, len)).transpose()?;
             all.push(Laid { range, bytes });
         }
         Ok(all)
     }
 
-    fn changed(&self) -> JournalError {
-        let reason = "it was changed by something else".to_owned();
-        JournalError::Failed { place: self.place.describe(), reason }
+    /// Bytes of a part that was found whole.
+    fn bytes(&mut self, part: Part, at: u64, len: usize) -> Result<Vec<u8>, JournalError> {
+        self.place.read(part, at, len)?.ok_or_else(|| {
+            let reason = "it was changed by something else".to_owned();
+            JournalError::Failed { place: self.place.describe(), reason }
+        })
     }
 
     /// Applies the last epoch that is whole to the store, and makes that durable. `None`: there is none. What is read was made durable when the
@@ -481,51 +407,36 @@ impl Journal {
         read: &Read,
         store: &dyn Backing,
     ) -> Result<Option<Applied>, NotLaid> {
-        let Some(whole) = &read.whole else { return Ok(None) };
-        let end = |extent: &JournalExtent| extent.offset.saturating_add(extent.length);
-        let end = whole.descriptors.extents.iter().map(end).max().unwrap_or(0);
+        let Some((whole, part)) = &read.whole else { return Ok(None) };
         let bytes = store.capabilities().size;
-        if end > bytes {
-            // Nothing of it is put over a store that cannot have all of it.
-            return Err(NotLaid::Journal(format!(
+        let replay = Replay::new(whole, bytes, self.fault).map_err(|TooLarge { end }| {
+            NotLaid::Journal(format!(
                 "{} has what lies up to byte {end}, and the store has {bytes} bytes: restore its size",
                 self.describe()
-            )));
-        }
-        if !self.fault.is(Planted::JournalReadUnflushed) {
-            let end = whole.data + whole.commit.data;
-            let ranges = [COMMIT_AT..COMMIT_AT + COMMIT_BYTES as u64, DESCRIPTORS_AT..end];
-            self.place.renew(whole.part, &ranges).map_err(|e| e.to_string())?;
-        }
+            ))
+        })?;
         let session = store.session().map_err(|e| NotLaid::Store(e.to_string()))?;
         let mut session = Alone::new(session).map_err(|e| NotLaid::Store(e.to_string()))?;
-        for entry in whole.descriptors.entries() {
-            let mut done = 0;
-            while done < entry.extent.length {
-                let len = (entry.extent.length - done).min(PIECE);
-                let offset = entry.extent.offset + done;
-                let op = match entry.extent.kind {
-                    ExtentKind::Data => {
-                        let at = whole.data + entry.data.start + done;
-                        let read = self.place.read(whole.part, at, len as usize);
-                        let read = read.map_err(|e| e.to_string())?;
-                        let read = read.ok_or_else(|| self.changed().to_string())?;
-                        let mut buf = AlignedBuf::zeroed(len as usize);
-                        buf.copy_from_slice(&read);
-                        Op::Write { offset, data: Payload::new(buf), fua: false }
-                    }
-                    // What is trimmed reads as zeros in an image that is a cut.
-                    ExtentKind::Zero | ExtentKind::Trim => {
-                        let len = len as u32;
-                        Op::WriteZeroes { offset, len, fua: false, may_punch: true, fast: false }
-                    }
-                };
-                ask(&mut session, op).map_err(NotLaid::Store)?;
-                done += len;
-            }
-        }
-        if !self.fault.is(Planted::ReplayNotFlushed) {
-            ask(&mut session, Op::Flush).map_err(NotLaid::Store)?;
+        for task in replay {
+            let op = match task {
+                Task::Renew(ranges) => {
+                    self.place.renew(*part, &ranges).map_err(|e| e.to_string())?;
+                    continue;
+                }
+                Task::Copy { at, to } => {
+                    let len = (to.end - to.start) as usize;
+                    let bytes = self.bytes(*part, at, len).map_err(|e| e.to_string())?;
+                    let mut buf = AlignedBuf::zeroed(len);
+                    buf.copy_from_slice(&bytes);
+                    Op::Write { offset: to.start, data: Payload::new(buf), fua: false }
+                }
+                Task::Zero(range) => {
+                    let (offset, len) = (range.start, (range.end - range.start) as u32);
+                    Op::WriteZeroes { offset, len, fua: false, may_punch: true, fast: false }
+                }
+                Task::Flush => Op::Flush,
+            };
+            ask(&mut session, op).map_err(NotLaid::Store)?;
         }
         let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
         Ok(Some(Applied { epoch, last, time, mark }))
@@ -694,6 +605,16 @@ pub(super) enum Work {
     Flush,
     /// It is to be looked whether it is still there; nothing is on its way if that is said.
     Look(bool),
+}
+
+impl Work {
+    fn asks(&self) -> epoch::Work {
+        match self {
+            Work::Write((epoch, last, ..), _) => epoch::Work::Write { epoch: *epoch, last: *last },
+            Work::Flush => epoch::Work::Flush,
+            Work::Look(idle) => epoch::Work::Look { idle: *idle },
+        }
+    }
 }
 
 /// A journal with its thread. It ends when this goes, and lets go of its place.

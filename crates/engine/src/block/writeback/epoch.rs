@@ -1,14 +1,27 @@
-//! What a journal has for its store: which of its epochs counts, whether it is torn, and until when a store is in doubt.
+//! The journal of a volume: which of its epochs counts, whether it is torn, until when a store is in doubt, what its head says, and when one that is lost is
+//! made anew.
 //!
-//! A journal has a head that says whose it is, and parts that epochs go to. Whoever has read them tells what is there ([`Found`]); [`judge`] says what that
-//! means for the store. An epoch that is whole may be applied once more: it has after-images. The store has had all of an epoch before the next was begun, and may
-//! have some of that: where something of a later one is there, or known to be missing, nothing older is put over the store.
+//! A journal has a head that says whose it is, and parts that epochs go to. [`Reading`] says what is to be read of a part, and what that has ([`Found`]);
+//! [`judge`] says what all of them mean for the store. An epoch that is whole may be applied once more: it has after-images. The store has had all of an
+//! epoch before the next was begun, and may have some of that: where something of a later one is there, or known to be missing, nothing older is put over
+//! the store.
 //!
 //! A store *in doubt* may be between two epochs ([`Doubt`]): the head says so until an epoch is whole that makes up for it.
+//!
+//! [`Replay`] says in which steps an epoch comes to the store, and [`Keeper`] in which a journal is written while its volume is served. A host does the
+//! steps, and says what came of them.
+
+mod keeper;
+mod reading;
+mod replay;
+
+pub use keeper::{Keeper, Lost, Refused, Seen, Step, Work};
+pub use reading::{Reading, Whole};
+pub use replay::{Replay, Task, TooLarge};
 
 use larder_format::Uuid;
 use larder_format::block::journal::Commit;
-use larder_format::block::marker::{Marker, MarkerState, Order};
+use larder_format::block::marker::{MAGIC, Marker, MarkerState, Order};
 
 use super::planted::{Fault, Planted};
 
@@ -175,6 +188,27 @@ pub fn begun(head: &Marker, epoch: u64, second: bool) -> Option<Marker> {
     (!says).then(|| Marker { number: head.number.saturating_add(1), joins, ..head.clone() })
 }
 
+/// Whether the place of a journal may be that of its store by another name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Apart {
+    /// It is another place.
+    Is,
+    /// It is the same.
+    IsNot,
+    /// Only bytes that are put there, and are looked for in the store, can tell.
+    Unknown,
+}
+
+/// Whether a place is another than the store, which begins with these bytes. `has_head`: a journal is at the place.
+pub fn apart(has_head: bool, store: &[u8]) -> Apart {
+    match () {
+        () if store.starts_with(&MAGIC) => Apart::IsNot,
+        // Where the store begins with something else than zeros it is another place than one that has nothing yet.
+        () if !has_head && store.iter().all(|&b| b == 0) => Apart::Unknown,
+        () => Apart::Is,
+    }
+}
+
 /// What a head has in place of [`Marker::joins`]: the last epoch of this attachment that it was told of, and whether that before it was one of it, too.
 fn begun_word(epoch: u64, second: bool) -> u64 {
     epoch << 1 | u64::from(second)
@@ -261,6 +295,22 @@ mod tests {
         let head = claim(Some(&head), &marker(), None, Fault::default());
         assert_eq!((head.state, judged(&head, &[]).torn), (MarkerState::Dirty, None));
         assert_eq!(Doubt::of_lost(5, 60), Doubt { epoch: 4, last: 60 });
+    }
+
+    #[test]
+    fn a_place_is_told_from_the_store_by_what_both_begin_with() {
+        let mut journal = vec![0; 512];
+        journal[..MAGIC.len()].copy_from_slice(&MAGIC);
+        for (has_head, store, is) in [
+            (true, &journal[..], Apart::IsNot),
+            (false, &journal[..], Apart::IsNot),
+            (true, &[0; 512], Apart::Is),
+            (false, &[7; 512], Apart::Is),
+            (false, &[0; 512], Apart::Unknown),
+            (false, &[], Apart::Unknown),
+        ] {
+            assert_eq!(apart(has_head, store), is, "{has_head}, {:?}", store.first());
+        }
     }
 
     #[test]
