@@ -51,6 +51,13 @@ pub const COMMIT_AT: u64 = 2 * PAGE_SIZE as u64;
 pub const DESCRIPTORS_AT: u64 = 3 * PAGE_SIZE as u64;
 /// Bytes of a commit.
 pub const COMMIT_BYTES: usize = 512;
+/// Bytes of each of the two parts of a journal that lies in a file, a block device or an export: those of the largest epoch, and what is said of them, however
+/// small its extents are. Epochs go to them in turn.
+pub const PART_BYTES: u64 = 64 << 20;
+/// Bytes of one request to such a place.
+pub const REQUEST_BYTES: u64 = 1 << 20;
+/// Requests of a volume to it that are under way at a time.
+pub const REQUESTS: usize = 8;
 /// Most bytes of data of an extent.
 pub const MAX_DATA_EXTENT: u64 = 1 << 30;
 /// Most bytes of data of an epoch.

@@ -7,17 +7,12 @@ use larder_base::Nanos;
 use larder_engine::block::PartKind;
 use larder_engine::block::node::logged::JournalPart;
 use larder_format::block::journal::{
-    COMMIT_AT, COMMIT_BYTES, DESCRIPTORS_AT, ExtentKind, JournalExtent, Size,
+    COMMIT_AT, COMMIT_BYTES, DESCRIPTORS_AT, ExtentKind, JournalExtent, PART_BYTES, REQUEST_BYTES,
+    REQUESTS, Size,
 };
 
 use super::node::Blank;
 use crate::device::store::StoreModel;
-
-/// Bytes of one request to it, and requests of a volume under way at a time: those of a journal in a file, device or export.
-const PIECE: u64 = 1 << 20;
-const DEPTH: u32 = 8;
-/// Bytes that a journal has for an epoch: they go to two such parts in turn.
-const PART: u64 = 64 << 20;
 
 /// What was written of an epoch on its way there.
 struct Epoch {
@@ -26,7 +21,7 @@ struct Epoch {
     /// and where its commit goes, which is written when they are there. `None`: that is on its way.
     commit: Option<u64>,
     /// Requests under way.
-    under_way: u32,
+    under_way: usize,
 }
 
 /// See the [module](self).
@@ -54,7 +49,7 @@ impl Journals {
         let extents: Vec<JournalExtent> = parts.iter().map(extent).collect();
         // (One that no journal has room for is refused by the engine's bound on epochs.)
         let size = Size::of(&extents).unwrap_or_default();
-        let start = epoch % 2 * PART;
+        let start = epoch % 2 * PART_BYTES;
         let body = start + DESCRIPTORS_AT;
         let epoch = Epoch {
             left: body..body + size.descriptors_bytes() + size.data_bytes(),
@@ -71,8 +66,8 @@ impl Journals {
         let Journals { device, epochs, bytes, .. } = self;
         let mut ends = Vec::new();
         let Some(epoch) = epochs.get_mut(&attachment) else { return ends };
-        while epoch.under_way < DEPTH && !epoch.left.is_empty() {
-            let len = (epoch.left.end - epoch.left.start).min(PIECE);
+        while epoch.under_way < REQUESTS && !epoch.left.is_empty() {
+            let len = (epoch.left.end - epoch.left.start).min(REQUEST_BYTES);
             ends.push(device.write(now, (attachment, epoch.left.start), len, true));
             epoch.left.start += len;
             epoch.under_way += 1;

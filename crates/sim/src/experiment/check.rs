@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::applications::AppFigures;
 use super::error::{ExperimentError, value};
 use super::outcome::{CacheOutcome, Checked, figures_of};
-use super::spec::{Bound, CacheKind, Expectations};
+use super::spec::{Bound, CacheKind, Expectations, Orders};
 
 /// A cache that something may be expected of.
 #[derive(Clone, Copy, Debug)]
@@ -45,12 +45,13 @@ pub(super) fn validate(expect: &Expectations, caches: &[Named<'_>]) -> Result<()
             },
         })
     };
-    for (metric, order) in &expect.order {
+    for (metric, orders) in &expect.order {
         let key = format!("expect.order.{metric}");
-        for name in order {
+        for name in orders.lists().iter().flatten() {
             known_figure("expect.order", metric, named(&key, name)?)?;
         }
-        if order.len() < 2 {
+        let short = |order: &&Vec<String>| order.len() < 2;
+        if let Some(order) = orders.lists().iter().find(short) {
             return Err(value(key, format!("{order:?}"), "an order is of two caches at least"));
         }
     }
@@ -99,7 +100,8 @@ pub fn check(expect: &Expectations, caches: &[CacheOutcome]) -> Vec<Checked> {
         caches.iter().find(|c| c.name == cache).and_then(|c| c.metric(metric))
     };
     let mut all = Vec::new();
-    for (metric, order) in &expect.order {
+    let of = |(metric, orders)| Orders::lists(orders).iter().map(move |order| (metric, order));
+    for (metric, order) in expect.order.iter().flat_map(of) {
         let figures: Vec<Option<f64>> = order.iter().map(|name| figure(name, metric)).collect();
         let met = figures.windows(2).all(|pair| matches!(pair, [Some(a), Some(b)] if a < b));
         let names: Vec<_> = order.iter().map(|name| quoted(name)).collect();
@@ -163,6 +165,15 @@ mod tests {
     }
 
     #[test]
+    fn caches_that_are_not_all_in_one_order_are_in_several() {
+        let caches = [outcome("a", 0.25), outcome("b", 0.5), outcome("c", 0.5)];
+        let expect = expect("[order]\nhit_ratio = [['a', 'b'], ['a', 'c'], ['c', 'b']]");
+        validate(&expect, &["a", "b", "c"].map(|name| named(name, CacheKind::Ripq))).unwrap();
+        let met: Vec<bool> = check(&expect, &caches).iter().map(|checked| checked.met).collect();
+        assert_eq!(met, [true, true, false]);
+    }
+
+    #[test]
     fn unknown_names_are_refused() {
         for (text, words) in [
             ("[z]\nhit_ratio = { min = 0 }", "expect is 'z': name a cache: a, b"),
@@ -185,6 +196,8 @@ mod tests {
             ("[a]\nhit_ratio = { min = 2, max = 1 }", "min at most max"),
             ("[order]\nhit_ratio = ['a', 'z']", "expect.order.hit_ratio is 'z'"),
             ("[order]\nhit_ratio = ['a']", "two caches"),
+            ("[order]\nhit_ratio = [['a', 'b'], ['a']]", "two caches"),
+            ("[order]\nhit_ratio = [['a', 'z']]", "expect.order.hit_ratio is 'z'"),
         ] {
             let caches = [named("a", CacheKind::Hybrid), named("b", CacheKind::Block)];
             let e = validate(&expect(text), &caches).unwrap_err().to_string();

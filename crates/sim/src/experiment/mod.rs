@@ -34,8 +34,8 @@ pub use outcome::{
 };
 pub use run::run;
 pub use spec::{
-    Bound, CacheKind, CacheSpec, ClockMode, Expectations, Experiment, Hybrid, Report, Ripq, Victim,
-    Workload,
+    Bound, CacheKind, CacheSpec, ClockMode, Expectations, Experiment, Hybrid, Orders, Report, Ripq,
+    Victim, Workload,
 };
 
 pub use crate::device::{Drive, Timing};

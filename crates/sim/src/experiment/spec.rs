@@ -357,12 +357,32 @@ pub struct Bound {
     pub max: Option<f64>,
 }
 
+/// Names of caches from the least to the most: once, or several times, where not all of them are in one order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Orders {
+    /// All of them.
+    One(Vec<String>),
+    /// Each of these.
+    Several(Vec<Vec<String>>),
+}
+
+impl Orders {
+    /// Each order by itself.
+    pub fn lists(&self) -> &[Vec<String>] {
+        match self {
+            Orders::One(list) => std::slice::from_ref(list),
+            Orders::Several(lists) => lists,
+        }
+    }
+}
+
 /// What must come out, by the names of [`figures_of`](super::figures_of).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Expectations {
     /// For a figure, names of caches from the least to the most, each strictly below the next.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub order: BTreeMap<String, Vec<String>>,
+    pub order: BTreeMap<String, Orders>,
     /// For a cache's name, ranges of its figures.
     #[serde(flatten)]
     pub bounds: BTreeMap<String, BTreeMap<String, Bound>>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use larder_format::block::journal::{COMMIT_AT, DESCRIPTORS_AT};
+use larder_format::block::journal::{COMMIT_AT, DESCRIPTORS_AT, PART_BYTES};
 use larder_format::block::marker::{Marker, MarkerError};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -24,8 +24,6 @@ const FOLDER: &str = "wb";
 const HEAD: &str = "wb/head";
 /// What is asked for a version that it never had.
 const PROBE: &str = "wb/probe";
-/// Most bytes of an epoch, with all that belongs to it.
-const MOST: u64 = 64 << 20;
 
 /// Epochs that are over are deleted so many at a time,
 const AT_ONCE: usize = 4;
@@ -208,7 +206,7 @@ impl JournalPlace for ObjectPlace {
     }
 
     fn most(&self) -> u64 {
-        MOST
+        PART_BYTES
     }
 
     fn write(&mut self, name: EpochName, commit: &[u8], body: &[u8]) -> Result<(), JournalError> {

@@ -15,7 +15,9 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use larder_format::block::journal::{COMMIT_AT, COMMIT_BYTES, DESCRIPTORS_AT};
+use larder_format::block::journal::{
+    COMMIT_AT, COMMIT_BYTES, DESCRIPTORS_AT, PART_BYTES as PART, REQUEST_BYTES, REQUESTS as DEPTH,
+};
 use larder_format::block::marker::{self, COPY_BYTES, Marker, MarkerError};
 use larder_runtime::{AlignedBuf, Payload, plain};
 
@@ -24,14 +26,10 @@ use crate::marker::region::{self, Region};
 use crate::op::Op;
 use crate::{Alone, Backing, Flushing, OpenOptions, Timeouts, Uri};
 
-/// Bytes of a part: those of the largest epoch, and what is said of them, however small its extents are.
-const PART: u64 = 64 << 20;
 /// Bytes of a region.
 pub(super) const REGION: u64 = 2 * PART;
 /// Bytes of one request.
-const PIECE: usize = 1 << 20;
-/// Requests that are under way at a time.
-const DEPTH: usize = 8;
+const PIECE: usize = REQUEST_BYTES as usize;
 /// What is written begins and ends at multiples of this: a server may insist.
 const UNIT: usize = 512;
 /// An operation of a store over a network ends by itself before that is over, with what went wrong.

@@ -1,7 +1,7 @@
 //! How volumes that write back are left: at a clean stop those with nothing dirty are whole, and what counts no more is said to be dropped.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use larder_base::ByteSize;
 use larder_engine::block::node::logged::tell_log;
@@ -9,9 +9,7 @@ use larder_format::block::superblock::WrittenBack;
 
 use super::super::Core;
 use super::super::attached::Attached;
-
-/// A stop waits no longer for a store of which nothing is dirty, nor for the place of its marker: it goes without what they would say.
-const PATIENCE: Duration = Duration::from_secs(10);
+use super::patient::PATIENCE;
 
 impl Core {
     /// A clean stop: nobody writes any more. A volume of which nothing is dirty is left as a detach leaves it, so that any cache may serve its store.
@@ -29,7 +27,7 @@ impl Core {
         }
         let end = |volume: &Arc<Attached>| {
             let begun = Instant::now();
-            // (Nothing has come in between: then it would be waited for.)
+            // (Nothing has come in between: then it would be waited for.) After that it goes without what store and marker would say.
             let mut go_on = |left| left == 0 && begun.elapsed() < PATIENCE;
             let ended = self
                 .alone(volume)

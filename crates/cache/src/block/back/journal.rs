@@ -18,16 +18,12 @@ use std::time::{Duration, Instant};
 use larder_base::Nanos;
 use larder_engine::block::PartKind;
 use larder_engine::block::node::logged::JournalPart;
+use larder_engine::block::writeback::epoch::{self, Apart, Reading, Replay, Task, TooLarge, Whole};
 use larder_engine::block::writeback::{Fault, Planted, holder};
-use larder_format::block::journal::{
-    COMMIT_AT, COMMIT_BYTES, Commit, DESCRIPTORS_AT, Descriptors, ExtentKind, JournalError as Torn,
-    JournalExtent, Size,
-};
-use larder_format::block::marker::{
-    MAGIC, Marker, MarkerState, Order as MarkerOrder, PROBE_BYTES, is_probe, probe,
-};
+use larder_format::Uuid;
+use larder_format::block::journal::{Commit, Descriptors, ExtentKind, JournalExtent, Size};
+use larder_format::block::marker::{Marker, PROBE_BYTES, is_probe, probe};
 use larder_format::block::write_log::pieces;
-use larder_format::{PAGE_SIZE, Uuid};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::journal::{EpochName, Head, JournalError, JournalPlace, Part, Site, Use};
 use larder_volume::op::{Op, Outcome};
@@ -39,26 +35,13 @@ use super::kept::Troubles;
 use super::start::random_uuid;
 
 pub(super) use keeping::{Anew, Kept};
+pub(super) use larder_engine::block::writeback::epoch::Doubt;
+pub use larder_engine::block::writeback::epoch::Of;
 
 /// One request to a store when a journal is applied is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of one such request.
-const PIECE: u64 = 1 << 20;
-
 /// A journal's thread that is in the midst of something is waited for so long.
 const RELEASE: Duration = Duration::from_secs(5);
-
-/// What a head has in place of [`Marker::joins`]: the last epoch of this attachment that it was told of, and whether that before it was one of it, too.
-fn begun_word(epoch: u64, second: bool) -> u64 {
-    epoch << 1 | u64::from(second)
-}
-
-fn begun_in(word: u64) -> (u64, bool) {
-    (word >> 1, word & 1 == 1)
-}
-
-/// State of a head that says that the store may be between two epochs, until one behind the head's `applied` is whole.
-const DOUBTFUL: MarkerState = MarkerState::Closing;
 
 /// Why what a journal has is not in its store.
 #[derive(Debug, thiserror::Error)]
@@ -86,17 +69,6 @@ pub struct JournalAt {
     pub at: Option<String>,
     /// It may go with this host where the store does not: then it covers the loss of the cache device, not that of the host.
     pub local: bool,
-}
-
-/// Whose journal it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Of {
-    /// The volume.
-    pub volume: Uuid,
-    /// The cache.
-    pub cache: Uuid,
-    /// The volume's generation.
-    pub generation: u64,
 }
 
 /// An epoch that was applied.
@@ -128,19 +100,11 @@ pub(super) type Named = (u64, u64, u64, Option<String>);
 #[derive(Debug)]
 pub struct Read {
     /// The last epoch that is whole, unless the store may have one behind it.
-    whole: Option<Whole>,
+    whole: Option<(Whole, Part)>,
     /// The last epoch that was begun.
     last: u64,
     /// Why the store may be between two epochs all the same.
     pub torn: Option<&'static str>,
-}
-
-/// The store may be between two epochs, until one behind `epoch` is whole that has all up to `last`: a shorter one leaves what the store may have
-/// behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Doubt {
-    pub(super) epoch: u64,
-    pub(super) last: u64,
 }
 
 /// What a start has taken over of a journal.
@@ -152,27 +116,6 @@ pub(super) struct Taken {
     pub(super) last: u64,
     /// When the store is whole again, if it may not be.
     pub(super) doubt: Option<Doubt>,
-}
-
-/// An epoch that is whole.
-#[derive(Debug)]
-struct Whole {
-    commit: Commit,
-    descriptors: Descriptors,
-    part: Part,
-    /// Where its data begins in the part.
-    data: u64,
-}
-
-/// What a part has of an epoch.
-enum Found {
-    /// None that counts.
-    Nothing,
-    /// One of a later attachment of the same cache.
-    Later,
-    Whole(Box<Whole>),
-    /// One of that number, if it says so, and it is not whole.
-    Torn(Option<u64>),
 }
 
 /// A journal.
@@ -263,20 +206,8 @@ impl Journal {
         marker: &Marker,
         doubt: Option<Doubt>,
     ) -> Result<(), JournalError> {
+        let head = epoch::claim(self.head.as_deref(), marker, doubt, self.fault);
         let doubt = doubt.filter(|_| !self.fault.is(Planted::DoubtForgotten));
-        // One that says so already may be in a cache alone from which no flush takes it to the disk any more: it is written all the same.
-        let number = self.head.as_ref().map_or(1, |head| head.number.saturating_add(1));
-        let head = Marker {
-            number,
-            state: if doubt.is_some() { DOUBTFUL } else { MarkerState::Dirty },
-            order: MarkerOrder::Journaled,
-            applied: doubt.map_or(0, |doubt| doubt.epoch),
-            frontier: doubt.map_or(marker.frontier, |doubt| doubt.last),
-            mark: None,
-            joins: 0,
-            probes: false,
-            ..marker.clone()
-        };
         self.place.set_head(&head)?;
         self.head = Some(Box::new(head));
         // What is there is no more than that the store is in doubt, which is said now. A part of which it cannot be read which epoch it has would be taken
@@ -286,12 +217,8 @@ impl Journal {
 
     /// This epoch was begun, and it was told before that the one before it was (`second`): what is missing from now on is torn. Durable when this returns.
     fn begun(&mut self, epoch: u64, second: bool) -> Result<(), JournalError> {
-        let joins = begun_word(epoch, second);
-        let Some(head) = self.head.as_ref().filter(|head| head.joins < joins) else {
-            return Ok(());
-        };
-        let number = head.number.saturating_add(1);
-        let next = Marker { number, joins, ..(**head).clone() };
+        let next = self.head.as_ref().and_then(|head| epoch::begun(head, epoch, second));
+        let Some(next) = next else { return Ok(()) };
         // (One that has failed may be seen and be nowhere: the next try writes it once more.)
         self.place.set_head(&next)?;
         self.head = Some(Box::new(next));
@@ -306,11 +233,11 @@ impl Journal {
         // (One that was left is no bytes of the volume.)
         unprobe(store)?;
         let before = first_sector(store)?;
-        if before.starts_with(&MAGIC) {
-            return Err(self.is_the_store());
+        match epoch::apart(self.head.is_some(), &before) {
+            Apart::Is => Ok(false),
+            Apart::IsNot => Err(self.is_the_store()),
+            Apart::Unknown => Ok(true),
         }
-        // Where the store begins with something else than zeros it is another place than one that has nothing yet.
-        Ok(self.head.is_none() && before.iter().all(|&b| b == 0))
     }
 
     fn is_the_store(&self) -> String {
@@ -366,9 +293,7 @@ impl Journal {
         if let Some(why) = read.torn {
             tracing::warn!("{}: {why}; the cache has all of it still", self.describe());
         }
-        // Of the last one itself all that there is may be found later.
-        let epoch = read.last.saturating_sub(1);
-        let doubt = read.torn.map(|_| Doubt { epoch, last: logged });
+        let doubt = read.torn.map(|_| Doubt::of_torn(read.last, logged));
         Ok(Taken { applied, last: read.last, doubt })
     }
 
@@ -412,121 +337,25 @@ impl Journal {
         self.place.write(EpochName { generation, epoch }, &commit.encode(), &body)
     }
 
-    /// What a part has for `of`. One that cannot be read is as one that is damaged.
-    fn part(&mut self, of: Of, part: Part) -> Found {
-        let Ok(Some(bytes)) = self.place.read(part, COMMIT_AT, COMMIT_BYTES) else {
-            return self.uncommitted(of, part);
-        };
-        let commit = match Commit::decode(&bytes, of.volume) {
-            Ok(commit) => commit,
-            Err(Torn::Absent) if bytes.iter().all(|&b| b == 0) => return Found::Nothing,
-            // From before the place was this volume's.
-            Err(Torn::Volume { .. }) => return Found::Nothing,
-            Err(_) => return self.uncommitted(of, part),
-        };
-        if commit.cache == of.cache && commit.generation > of.generation {
-            return Found::Later;
-        }
-        if commit.cache != of.cache || commit.generation != of.generation {
-            return Found::Nothing;
-        }
-        let torn = Found::Torn(Some(commit.epoch));
-        let read = self.place.read(part, DESCRIPTORS_AT, commit.descriptors as usize);
-        let Ok(Some(encoded)) = read else { return torn };
-        let Ok(descriptors) = Descriptors::decode(&encoded, of.volume) else { return torn };
-        let same = descriptors.epoch == commit.epoch && descriptors.generation == of.generation;
-        let believes = self.fault.is(Planted::EpochSumsIgnored);
-        if !same || !(commit.covers(&encoded) || believes) {
-            return torn;
-        }
-        let data = DESCRIPTORS_AT + encoded.len() as u64;
-        for entry in descriptors.entries() {
-            let len = (entry.data.end - entry.data.start) as usize;
-            let bytes = self.place.read(part, data + entry.data.start, len);
-            let holds = |bytes: &Vec<u8>| pieces::check(entry.sums, 0, bytes).is_ok() || believes;
-            if !bytes.is_ok_and(|bytes| bytes.as_ref().is_some_and(holds)) {
-                return torn;
-            }
-        }
-        Found::Whole(Box::new(Whole { commit, descriptors, part, data }))
-    }
-
-    /// A part whose commit is damaged: its descriptors may say which epoch it has. (If they are of one before it, the epoch that was committed behind
-    /// them is not durable, and nothing of it is in the store.)
-    fn uncommitted(&mut self, of: Of, part: Part) -> Found {
-        let mut len = PAGE_SIZE;
-        while let Ok(Some(bytes)) = self.place.read(part, DESCRIPTORS_AT, len) {
-            match Descriptors::decode(&bytes, of.volume) {
-                Ok(found) if (found.cache, found.generation) == (of.cache, of.generation) => {
-                    return Found::Torn(Some(found.epoch));
-                }
-                Err(Torn::Short { need, .. }) if need > len as u64 && need <= self.place.most() => {
-                    len = need as usize;
-                }
-                _ => break,
-            }
-        }
-        Found::Torn(None)
-    }
-
     /// What it has for the store of `of`.
     ///
     /// # Errors
     /// [`JournalError`] when it cannot be read.
     pub fn read(&mut self, of: Of) -> Result<Read, JournalError> {
-        let (mut whole, mut begun): (Option<Whole>, Vec<Option<u64>>) = (None, Vec::new());
-        let (mut later, mut found, mut most) = (false, 0, 0);
+        let (mut found, mut wholes) = (Vec::new(), Vec::new());
         for part in self.place.parts()? {
-            match self.part(of, part) {
-                Found::Nothing => {}
-                Found::Later => later = true,
-                Found::Torn(epoch) => {
-                    begun.push(epoch);
-                    found += 1;
-                }
-                Found::Whole(one) => {
-                    most = one.commit.epoch.max(most);
-                    // (One whose PUT comes late, when all were lost meanwhile, may have a later number, and has less.)
-                    let has = |w: &Whole| (w.commit.last, w.commit.epoch);
-                    if whole.as_ref().is_none_or(|w| has(w) < has(&one)) {
-                        whole = Some(*one);
-                    }
-                    found += 1;
-                }
+            let mut reading = Reading::new(of, self.place.most(), self.fault);
+            while let Some((at, len)) = reading.wants() {
+                reading.given(self.place.read(part, at, len).ok().flatten().as_deref());
             }
+            let (one, whole) = reading.end();
+            found.push(one);
+            wholes.push(whole.map(|whole| (whole, part)));
         }
-        // A take-up that was cut short has replayed it before it said that it is the next attachment's.
-        let mine = self.head.as_ref().is_some_and(|head| {
-            let next = head.generation == of.generation.saturating_add(1) && !later;
-            head.cache == of.cache && (head.generation == of.generation || next)
-        });
-        // (Epochs begin with 1.)
-        let is_whole = whole.as_ref().map_or(0, |whole| whole.commit.epoch);
-        let doubtful = self.head.as_ref().filter(|head| mine && head.state == DOUBTFUL);
-        let (doubtful, all) =
-            doubtful.map_or((0, 0), |head| (head.applied.saturating_add(1), head.frontier));
-        let last = whole.as_ref().map_or(0, |whole| whole.commit.last);
-        let doubtful_still = is_whole < doubtful || last < all;
-        let cut_short = begun.iter().any(|epoch| epoch.is_none_or(|epoch| epoch > is_whole));
-        let known = self.head.as_ref().filter(|h| mine && h.generation == of.generation);
-        let (known, second) = begun_in(known.map_or(0, |head| head.joins));
-        let both = known > 0 && (second || is_whole > known);
-        let missing = is_whole < known || both && found < self.place.keeps();
-        let torn = match () {
-            () if self.fault.is(Planted::TornJournalBelieved) => None,
-            () if self.head.is_none() => Some("it is empty, and was made after the last epoch"),
-            () if !mine => Some("it is that of an earlier attachment"),
-            () if cut_short => Some("an epoch in it is damaged or was cut short"),
-            () if missing => Some("an epoch that was begun is missing in it"),
-            () if doubtful_still => Some(
-                "it was damaged before, and no epoch has come to it since that makes up for it",
-            ),
-            () => None,
-        };
-        let last = begun.into_iter().flatten().max().unwrap_or(0).max(most);
-        // The store has had all of an epoch before the next was begun, and may have that: nothing older is put over it.
-        let whole = whole.filter(|_| !cut_short && !doubtful_still && !missing);
-        Ok(Read { whole, last: last.max(doubtful).max(known), torn })
+        let keeps = self.place.keeps();
+        let judged = epoch::judge(self.head.as_deref(), of, &found, keeps, self.fault);
+        let whole = judged.whole.and_then(|at| wholes.swap_remove(at));
+        Ok(Read { whole, last: judged.last, torn: judged.torn })
     }
 
     /// The same where the store is known to have all up to `frontier`: an epoch before that is none that counts.
@@ -535,7 +364,7 @@ impl Journal {
     /// As [`Journal::read`].
     pub(super) fn read_behind(&mut self, of: Of, frontier: u64) -> Result<Read, JournalError> {
         let mut read = self.read(of)?;
-        read.whole.take_if(|whole| whole.commit.last < frontier);
+        read.whole.take_if(|(whole, _)| whole.commit.last < frontier);
         Ok(read)
     }
 
@@ -544,27 +373,22 @@ impl Journal {
     /// # Errors
     /// [`JournalError`] when it cannot be read any more.
     pub fn stretches(&mut self, read: &Read) -> Result<Vec<Laid>, JournalError> {
-        let Some(whole) = &read.whole else { return Ok(Vec::new()) };
+        let Some((whole, part)) = &read.whole else { return Ok(Vec::new()) };
         let mut all = Vec::new();
-        for entry in whole.descriptors.entries() {
-            let range = entry.extent.offset..entry.extent.offset + entry.extent.length;
-            let bytes = match entry.extent.kind {
-                ExtentKind::Data => {
-                    let len = (entry.data.end - entry.data.start) as usize;
-                    let at = whole.data + entry.data.start;
-                    Some(self.place.read(whole.part, at, len)?.ok_or_else(|| self.changed())?)
-                }
-                // What is trimmed reads as zeros in an image that is a cut.
-                ExtentKind::Zero | ExtentKind::Trim => None,
-            };
+        for (range, data) in whole.stretches() {
+            let len = (range.end - range.start) as usize;
+            let bytes = data.map(|at| self.bytes(*part, at, len)).transpose()?;
             all.push(Laid { range, bytes });
         }
         Ok(all)
     }
 
-    fn changed(&self) -> JournalError {
-        let reason = "it was changed by something else".to_owned();
-        JournalError::Failed { place: self.place.describe(), reason }
+    /// Bytes of a part that was found whole.
+    fn bytes(&mut self, part: Part, at: u64, len: usize) -> Result<Vec<u8>, JournalError> {
+        self.place.read(part, at, len)?.ok_or_else(|| {
+            let reason = "it was changed by something else".to_owned();
+            JournalError::Failed { place: self.place.describe(), reason }
+        })
     }
 
     /// Applies the last epoch that is whole to the store, and makes that durable. `None`: there is none. What is read was made durable when the
@@ -583,51 +407,36 @@ impl Journal {
         read: &Read,
         store: &dyn Backing,
     ) -> Result<Option<Applied>, NotLaid> {
-        let Some(whole) = &read.whole else { return Ok(None) };
-        let end = |extent: &JournalExtent| extent.offset.saturating_add(extent.length);
-        let end = whole.descriptors.extents.iter().map(end).max().unwrap_or(0);
+        let Some((whole, part)) = &read.whole else { return Ok(None) };
         let bytes = store.capabilities().size;
-        if end > bytes {
-            // Nothing of it is put over a store that cannot have all of it.
-            return Err(NotLaid::Journal(format!(
+        let replay = Replay::new(whole, bytes, self.fault).map_err(|TooLarge { end }| {
+            NotLaid::Journal(format!(
                 "{} has what lies up to byte {end}, and the store has {bytes} bytes: restore its size",
                 self.describe()
-            )));
-        }
-        if !self.fault.is(Planted::JournalReadUnflushed) {
-            let end = whole.data + whole.commit.data;
-            let ranges = [COMMIT_AT..COMMIT_AT + COMMIT_BYTES as u64, DESCRIPTORS_AT..end];
-            self.place.renew(whole.part, &ranges).map_err(|e| e.to_string())?;
-        }
+            ))
+        })?;
         let session = store.session().map_err(|e| NotLaid::Store(e.to_string()))?;
         let mut session = Alone::new(session).map_err(|e| NotLaid::Store(e.to_string()))?;
-        for entry in whole.descriptors.entries() {
-            let mut done = 0;
-            while done < entry.extent.length {
-                let len = (entry.extent.length - done).min(PIECE);
-                let offset = entry.extent.offset + done;
-                let op = match entry.extent.kind {
-                    ExtentKind::Data => {
-                        let at = whole.data + entry.data.start + done;
-                        let read = self.place.read(whole.part, at, len as usize);
-                        let read = read.map_err(|e| e.to_string())?;
-                        let read = read.ok_or_else(|| self.changed().to_string())?;
-                        let mut buf = AlignedBuf::zeroed(len as usize);
-                        buf.copy_from_slice(&read);
-                        Op::Write { offset, data: Payload::new(buf), fua: false }
-                    }
-                    // What is trimmed reads as zeros in an image that is a cut.
-                    ExtentKind::Zero | ExtentKind::Trim => {
-                        let len = len as u32;
-                        Op::WriteZeroes { offset, len, fua: false, may_punch: true, fast: false }
-                    }
-                };
-                ask(&mut session, op).map_err(NotLaid::Store)?;
-                done += len;
-            }
-        }
-        if !self.fault.is(Planted::ReplayNotFlushed) {
-            ask(&mut session, Op::Flush).map_err(NotLaid::Store)?;
+        for task in replay {
+            let op = match task {
+                Task::Renew(ranges) => {
+                    self.place.renew(*part, &ranges).map_err(|e| e.to_string())?;
+                    continue;
+                }
+                Task::Copy { at, to } => {
+                    let len = (to.end - to.start) as usize;
+                    let bytes = self.bytes(*part, at, len).map_err(|e| e.to_string())?;
+                    let mut buf = AlignedBuf::zeroed(len);
+                    buf.copy_from_slice(&bytes);
+                    Op::Write { offset: to.start, data: Payload::new(buf), fua: false }
+                }
+                Task::Zero(range) => {
+                    let (offset, len) = (range.start, (range.end - range.start) as u32);
+                    Op::WriteZeroes { offset, len, fua: false, may_punch: true, fast: false }
+                }
+                Task::Flush => Op::Flush,
+            };
+            ask(&mut session, op).map_err(NotLaid::Store)?;
         }
         let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
         Ok(Some(Applied { epoch, last, time, mark }))
@@ -796,6 +605,16 @@ pub(super) enum Work {
     Flush,
     /// It is to be looked whether it is still there; nothing is on its way if that is said.
     Look(bool),
+}
+
+impl Work {
+    fn asks(&self) -> epoch::Work {
+        match self {
+            Work::Write((epoch, last, ..), _) => epoch::Work::Write { epoch: *epoch, last: *last },
+            Work::Flush => epoch::Work::Flush,
+            Work::Look(idle) => epoch::Work::Look { idle: *idle },
+        }
+    }
 }
 
 /// A journal with its thread. It ends when this goes, and lets go of its place.

@@ -12,6 +12,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use larder_engine::block::writeback::marker::ANSWERS;
 use larder_format::block::marker::Marker;
 use larder_runtime::RingChoice;
 use larder_volume::Backing;
@@ -24,8 +25,8 @@ use super::super::locked;
 use super::super::open::CacheConfig;
 use super::super::operators::LOOK;
 
-/// For one call. A write of a marker makes two copies durable, one after the other.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// For one call.
+pub(super) const PATIENCE: Duration = Duration::from_nanos(ANSWERS.0);
 
 const ENDED: &str = "the thread that asked it has ended";
 

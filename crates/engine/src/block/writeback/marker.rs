@@ -32,6 +32,9 @@ use super::planted::{Fault, Planted};
 pub const REFRESH: Nanos = Nanos::from_secs(10);
 /// Marker and journal are looked at so often while their volume is served.
 pub const LOOK: Nanos = Nanos::from_secs(1);
+/// Who does not answer for so long is away: the place of a marker, asked once (a write makes two copies durable, one after the other), and at a stop the store of
+/// a volume of which nothing is dirty. (How long clients are [held](super::holder::HELD) is another matter: there is something to be destaged meanwhile.)
+pub const ANSWERS: Nanos = Nanos::from_secs(10);
 /// Numbers and generations of a recovery go on so far behind what its marker says where that was set back: behind all that a cache may know of them.
 pub const AHEAD: u64 = 1 << 32;
 /// They begin behind this where nothing is known of them.

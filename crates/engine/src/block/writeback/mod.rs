@@ -8,6 +8,7 @@
 //! | [`overlay`] | which bytes are dirty, and of which record (which knows where they lie); what a read sees first |
 //! | [`volume_log`] | the order of a volume's writes: sequence, dependency, what is answered, promised, and may be destaged together |
 //! | [`destager`] | when a window or epoch begins, what the store and the journal are asked for, when the log is let go |
+//! | [`epoch`] | which epoch of a journal counts, whether it is torn, until when a store is in doubt |
 //! | [`marker`] | who may serve a volume; the steps of attach, detach, carrying, taking up, recovering |
 //! | [`holder`] | which of these steps a host does next, and what becomes of one that fails |
 //! | [`log`] | all of these of one cache device: batches, answers, flushes, windows; what a queue is to carry out |
@@ -27,6 +28,7 @@
 pub mod bounds;
 pub mod destager;
 pub mod economy;
+pub mod epoch;
 mod extents;
 pub mod holder;
 pub mod log;

@@ -1,4 +1,4 @@
-//! A journal while it is used: it is written, looked at, and made anew where it is lost.
+//! A journal while it is used: the steps of the engine's [`Keeper`] are done here.
 
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, Weak};
@@ -7,13 +7,14 @@ use larder_base::Nanos;
 use larder_engine::block::OpId;
 use larder_engine::block::node::calls::{Message, OP_BITS, send};
 use larder_engine::block::node::queue::Node as _;
-use larder_engine::block::writeback::Planted;
+use larder_engine::block::writeback::Fault;
+use larder_engine::block::writeback::epoch::{self, Keeper, Lost, Refused, Seen, Step};
 use larder_format::block::marker::Marker;
 use larder_volume::journal::{Head, JournalError, JournalPlace};
 
 use super::super::super::{Core, locked};
 use super::super::kept::Troubles;
-use super::{Doubt, Journal, Of, Work};
+use super::{Journal, Of, Work};
 
 /// Opens a journal's place anew, to be written.
 pub(in super::super) type Opens =
@@ -28,27 +29,24 @@ pub(in super::super) struct Anew {
     pub(in super::super) apart: Apart,
 }
 
-/// The head is told of so many epochs of an attachment: of each behind them the one before is there, too.
-const TOLD: u8 = 2;
-
 /// A journal that is written, and is to be where its name leads to.
 pub(in super::super) struct Kept {
     of: Of,
+    keeper: Keeper,
     anew: Option<Anew>,
     head: Option<Box<Marker>>,
     /// Open; if not, it could not be made anew.
     journal: Option<Journal>,
-    /// The epoch that was written last, and of how many the head was told.
-    written: u64,
-    told: u8,
+    fault: Fault,
     trouble: Arc<Mutex<Troubles>>,
 }
 
-/// What a journal is found to be.
-enum Look {
-    Own,
-    /// It is not there, or holds nothing: it is made anew.
-    Lost(&'static str),
+fn how(lost: Lost) -> &'static str {
+    match lost {
+        Lost::Removed => "was removed",
+        Lost::Emptied => "was emptied",
+        Lost::Damaged => "was damaged",
+    }
 }
 
 impl Kept {
@@ -59,97 +57,112 @@ impl Kept {
         journal: Journal,
         trouble: Arc<Mutex<Troubles>>,
     ) -> Kept {
-        let head = journal.head.clone();
-        Kept { of, anew, head, journal: Some(journal), written: 0, told: 0, trouble }
+        let (head, fault) = (journal.head.clone(), journal.fault);
+        let keeper = Keeper::new(of, anew.is_some() && head.is_some(), fault);
+        Kept { of, keeper, anew, head, journal: Some(journal), fault, trouble }
     }
 
-    fn look(&mut self) -> Result<Look, JournalError> {
-        let Some(journal) = &mut self.journal else { return Ok(Look::Lost("was removed")) };
-        let (of, believes) = (self.of, journal.fault.is(Planted::OthersJournalWritten));
-        match journal.place.look() {
-            Ok(Head::None) => Ok(Look::Lost("was emptied")),
-            Ok(Head::Damaged) => Ok(Look::Lost("was damaged")),
-            Err(JournalError::Absent { .. }) => Ok(Look::Lost("was removed")),
-            Ok(Head::Of(head)) if head.volume != of.volume => Err(JournalError::Foreign {
-                place: journal.describe(),
+    fn failed(&self, reason: String) -> JournalError {
+        let place = self.journal.as_ref().map(Journal::describe).unwrap_or_default();
+        JournalError::Failed { place, reason }
+    }
+
+    fn look(&mut self) -> Result<(), JournalError> {
+        let (seen, older) = match &mut self.journal {
+            None => (Ok(Head::None), false),
+            Some(journal) => (journal.place.look(), journal.place.has_older()),
+        };
+        let head = match &seen {
+            Ok(Head::Of(head)) => Some(head),
+            _ => None,
+        };
+        let looked = match &seen {
+            Ok(Head::Of(head)) => self.keeper.looked(Seen::Of(head), older),
+            Ok(Head::None) => self.keeper.looked(Seen::Empty, older),
+            Ok(Head::Damaged) => self.keeper.looked(Seen::Damaged, older),
+            Err(JournalError::Absent { .. }) => self.keeper.looked(Seen::Absent, older),
+            Err(error) => return Err(error.clone()),
+        };
+        looked.map_err(|why| match (why, head) {
+            (Refused::Lost(lost), _) => self.failed(format!("it {}", how(lost))),
+            (Refused::Foreign, Some(head)) => JournalError::Foreign {
+                place: self.journal.as_ref().map(Journal::describe).unwrap_or_default(),
                 volume: head.volume,
-                host: head.host,
-            }),
-            Ok(Head::Of(head)) => {
-                match believes || (head.cache, head.generation) == (of.cache, of.generation) {
-                    true => Ok(Look::Own),
-                    false => Err(JournalError::Failed {
-                        place: journal.describe(),
-                        reason: format!(
-                            "it is that of cache {} on host '{}' now, generation {}",
-                            head.cache, head.host, head.generation
-                        ),
-                    }),
-                }
-            }
-            Err(error) => Err(error),
-        }
+                host: head.host.clone(),
+            },
+            (Refused::Others, Some(head)) => self.failed(format!(
+                "it is that of cache {} on host '{}' now, generation {}",
+                head.cache, head.host, head.generation
+            )),
+            (_, None) => self.failed("it is another's".to_owned()),
+        })
     }
 
-    /// It is there, made anew if it was not. `doubt`: when the store is whole, if it may not be.
-    fn keep(&mut self, now: Nanos, doubt: Option<Doubt>) -> Result<(), JournalError> {
-        let Look::Lost(how) = self.look()? else { return Ok(()) };
-        let (Some(anew), Some(head)) = (&mut self.anew, &self.head) else { return Ok(()) };
-        // What is open has its lock.
-        let fault = self.journal.take().map(|journal| journal.fault).unwrap_or_default();
-        let (mut journal, is_there) = Journal::again((anew.opens)()?, head, fault)?;
-        // Its name may lead elsewhere by now, to a place that has nothing of a journal. (Nothing is on its way to the store: the journal has to have it
-        // first.)
-        if !is_there {
-            (anew.apart)(&mut journal)
-                .map_err(|reason| JournalError::Failed { place: journal.describe(), reason })?;
-        }
+    /// Opens it once more. What is open has its lock.
+    fn open(&mut self) -> Result<(), JournalError> {
+        self.journal = None;
+        let (Some(anew), Some(head)) = (&mut self.anew, &self.head) else {
+            return Err(self.failed("it cannot be made anew".to_owned()));
+        };
+        let (journal, is_there) = Journal::again((anew.opens)()?, head, self.fault)?;
+        self.journal = Some(journal);
+        self.keeper.opened(is_there);
+        Ok(())
+    }
+
+    fn apart(&mut self) -> Result<(), JournalError> {
+        let (Some(anew), Some(journal)) = (&mut self.anew, &mut self.journal) else {
+            return Ok(());
+        };
+        (anew.apart)(journal)
+            .map_err(|reason| JournalError::Failed { place: journal.describe(), reason })
+    }
+
+    fn claim(&mut self, now: Nanos, doubt: Option<epoch::Doubt>) -> Result<(), JournalError> {
+        let (Some(head), Some(journal)) = (&self.head, &mut self.journal) else { return Ok(()) };
         journal.claim(head, doubt)?;
-        self.told = 0;
         journal.place.rest();
         let what = format!(
-            "{} {how} while the volume is served, and was made anew: see what does that; without it a store whose cache is lost cannot be recovered",
-            journal.describe()
+            "{} {} while the volume is served, and was made anew: see what does that; without it a store whose cache is lost cannot be recovered",
+            journal.describe(),
+            self.keeper.lost().map_or("was lost", how)
         );
-        self.journal = Some(journal);
         tracing::warn!("{what}");
         locked(&self.trouble).is(&what, Some(now));
         Ok(())
     }
 
-    /// The journal has an epoch durably, and nothing of it is in the store yet: the head says so where nothing else would tell that it is missing.
-    fn tell(&mut self) -> Result<(), JournalError> {
-        let Some(journal) = &mut self.journal else { return Ok(()) };
-        if self.told < TOLD || journal.place.has_older() {
-            journal.begun(self.written, self.told > 0)?;
-            self.told = self.told.saturating_add(1);
-        }
-        Ok(())
-    }
-
     pub(in super::super) fn do_work(&mut self, now: Nanos, work: Work) -> Result<(), JournalError> {
-        match work {
-            Work::Write(named, parts) => {
-                // Of the epoch before, or of this one, which is written once more, all may be on its way.
-                let doubt = Doubt { epoch: named.0.saturating_sub(1), last: named.1 };
-                self.keep(now, Some(doubt))?;
-                self.written = named.0;
-                self.journal.as_mut().map_or(Ok(()), |j| j.write(self.of, named, &parts))
-            }
-            Work::Flush => {
-                self.journal.as_mut().map_or(Ok(()), |journal| journal.place.flush())?;
-                match self.look()? {
-                    Look::Own => self.tell(),
-                    Look::Lost(how) => {
-                        let place = self.journal.as_ref().map(Journal::describe);
-                        let reason = format!("it {how}");
-                        Err(JournalError::Failed { place: place.unwrap_or_default(), reason })
+        self.keeper.asked(work.asks());
+        while let Some(step) = self.keeper.next() {
+            let done = match (step, &mut self.journal, &work) {
+                (Step::Look, ..) => self.look(),
+                (Step::Open, ..) => self.open(),
+                (Step::Apart, ..) => self.apart(),
+                (Step::Claim(doubt), ..) => self.claim(now, doubt),
+                (Step::Write, Some(journal), Work::Write(named, parts)) => {
+                    journal.write(self.of, named.clone(), parts)
+                }
+                (Step::Flush, Some(journal), _) => journal.place.flush(),
+                (Step::Begun { epoch, second }, Some(journal), _) => journal.begun(epoch, second),
+                (Step::Write | Step::Flush | Step::Begun { .. }, ..) => {
+                    Err(self.failed("nothing is open".to_owned()))
+                }
+            };
+            match (done, step) {
+                // What came of these is told by themselves.
+                (Ok(()), Step::Look | Step::Open) => {}
+                (Ok(()), _) => self.keeper.done(),
+                (Err(error), _) => {
+                    self.keeper.failed();
+                    if !self.keeper.is_open() {
+                        self.journal = None;
                     }
+                    return Err(error);
                 }
             }
-            Work::Look(true) => self.keep(now, None),
-            Work::Look(false) => self.look().map(drop),
         }
+        Ok(())
     }
 }
 
@@ -161,8 +174,7 @@ pub(super) fn run(core: &Weak<Core>, attachment: u32, kept: &mut Kept, asked: &R
             Work::Look(_) => None,
         };
         let now = core.upgrade().map_or(Nanos(0), |core| core.now());
-        // What is written and not durable, or is there and could not be written, does not show that it works.
-        let shows = matches!(work, Work::Flush | Work::Look(true));
+        let shows = work.asks().shows();
         let done = kept.do_work(now, work);
         match &done {
             Ok(()) if shows => locked(&kept.trouble).none(),
