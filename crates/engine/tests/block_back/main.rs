@@ -96,8 +96,6 @@ fn planted() -> Vec<(String, Setup)> {
         Log::CleanBeforeDrained,
         Log::AnsweredBeforeMarker,
         Log::FailedMarkForgotten,
-        Log::GenerationIgnored,
-        Log::CacheBelieved,
     ];
     let log = of_the_log
         .into_iter()

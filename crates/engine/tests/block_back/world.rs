@@ -738,7 +738,9 @@ impl World {
     /// The cache device is gone: what do the stores alone hold? Nothing else changes, so it can be asked at any time.
     fn lose_cache(&mut self) -> Checked {
         for v in 0..self.stores.len() {
-            self.check_unmarked(v, self.stores[v].image(), truth::Look::Killed)?;
+            // (Stores may have lost something, too, when the power was cut.)
+            let look = if self.weak { truth::Look::PowerCut } else { truth::Look::Killed };
+            self.check_unmarked(v, self.stores[v].image(), look)?;
             let completion = match self.kinds[v].map(|kind| kind.destage.order) {
                 Some(Order::Ordered(grain)) => grain == Grain::Completion,
                 _ => continue,

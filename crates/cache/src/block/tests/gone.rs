@@ -245,7 +245,7 @@ fn where_cache_and_store_are_gone_nothing_is_read_and_another_cache_waits_for_a_
         let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.path().join("state"));
         let cache = builder.threads(2).open().unwrap();
         let why = attach(&cache, dir.path(), order, &how).unwrap_err().to_string();
-        assert!(why.contains("hold writes of it"), "{order:?}: {why}");
+        assert!(why.contains("may hold writes that the store does not have"), "{order:?}: {why}");
         let done = recover(&*file(dir.path()), &RecoverWish::default()).unwrap();
         assert!(done.recovered && done.was == "closing", "{order:?}: {done:?}");
         let disk = attach(&cache, dir.path(), order, &how).unwrap();

@@ -250,6 +250,7 @@ impl World {
             return Err(format!("batches {:?} are called damaged", mine.chain.damaged));
         }
         self.log.run += 1;
+        self.started = false;
         let mut frontiers = vec![None; self.stores.len()];
         for v in 0..self.stores.len() {
             let of = mine.volumes.get(&self.beside[v].record.attachment);
@@ -275,7 +276,6 @@ impl World {
             }
             self.life().shared.log.borrow_mut().recover(now, attachment, of, &found);
         }
-        self.started = false;
         let mut asked = ForDevice::default();
         let shared = &self.life().shared;
         call_log(shared, None, |log, asks| log.start(asks), |first| asked = first);
