@@ -213,43 +213,46 @@ fn what_a_failing_cache_has_is_read_while_its_store_is_gone_and_comes_there_when
 
 #[test]
 fn where_cache_and_store_are_gone_nothing_is_read_and_another_cache_waits_for_a_recovery() {
-    for order in ORDERS {
-        let (dir, how) = (TempDir::new().unwrap(), Arc::new(AtomicU8::new(HERE)));
-        let (cache, disk) = begun(dir.path(), order, &how);
-        ended(disk.write(LINE, [1; LINE as usize])).unwrap();
-        ended(disk.flush()).unwrap();
-        how.store(FAILS, Ordering::SeqCst);
-        let faults = &cache.core().faults;
-        for fault in [&faults.reads, &faults.writes, &faults.flushes] {
-            fault.store(true, Ordering::SeqCst);
-        }
-        // (It is answered from memory, or not.)
-        let _write = disk.write(2 * LINE, [2; LINE as usize]);
-        given_up(&cache);
-        for at in [1, 9] {
-            assert!(ended(disk.read(at * LINE, LINE as usize)).is_err(), "{order:?}: line {at}");
-        }
-        // What the log alone had can be brought nowhere, and nobody says that it is durable.
-        let (flush, write) = (disk.flush(), disk.write(3 * LINE, [3; LINE as usize]));
-        std::thread::sleep(Duration::from_millis(300));
-        for waits in [flush, write] {
-            assert!(!waits.is_done() || waits.wait().is_err(), "{order:?}");
-        }
-        assert_eq!(marker(dir.path()), MarkerState::Closing, "{order:?}");
-        drop((disk, cache));
-        // The store is back, the cache is not: only the operator's yes makes the store whole without it.
-        how.store(HERE, Ordering::SeqCst);
-        std::fs::remove_file(dir.path().join("cache")).unwrap();
-        std::fs::remove_dir_all(dir.path().join("state")).unwrap();
-        let builder = Cache::builder(dir.path().join("cache")).create(ByteSize::mib(192));
-        let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.path().join("state"));
-        let cache = builder.threads(2).open().unwrap();
-        let why = attach(&cache, dir.path(), order, &how).unwrap_err().to_string();
-        assert!(why.contains("may hold writes that the store does not have"), "{order:?}: {why}");
-        let done = recover(&*file(dir.path()), &RecoverWish::default()).unwrap();
-        assert!(done.recovered && done.was == "closing", "{order:?}: {done:?}");
-        let disk = attach(&cache, dir.path(), order, &how).unwrap();
-        let read = ended(disk.read(LINE, LINE as usize)).unwrap();
-        assert!(read.iter().all(|&b| b == 0), "{order:?}");
+    // (Each waits for a stop that has requests which wait for the store.)
+    std::thread::scope(|scope| ORDERS.map(|order| scope.spawn(move || both_gone(order))).map(drop));
+}
+
+fn both_gone(order: Order) {
+    let (dir, how) = (TempDir::new().unwrap(), Arc::new(AtomicU8::new(HERE)));
+    let (cache, disk) = begun(dir.path(), order, &how);
+    ended(disk.write(LINE, [1; LINE as usize])).unwrap();
+    ended(disk.flush()).unwrap();
+    how.store(FAILS, Ordering::SeqCst);
+    let faults = &cache.core().faults;
+    for fault in [&faults.reads, &faults.writes, &faults.flushes] {
+        fault.store(true, Ordering::SeqCst);
     }
+    // (It is answered from memory, or not.)
+    let _write = disk.write(2 * LINE, [2; LINE as usize]);
+    given_up(&cache);
+    for at in [1, 9] {
+        assert!(ended(disk.read(at * LINE, LINE as usize)).is_err(), "{order:?}: line {at}");
+    }
+    // What the log alone had can be brought nowhere, and nobody says that it is durable.
+    let (flush, write) = (disk.flush(), disk.write(3 * LINE, [3; LINE as usize]));
+    std::thread::sleep(Duration::from_millis(300));
+    for waits in [flush, write] {
+        assert!(!waits.is_done() || waits.wait().is_err(), "{order:?}");
+    }
+    assert_eq!(marker(dir.path()), MarkerState::Closing, "{order:?}");
+    drop((disk, cache));
+    // The store is back, the cache is not: only the operator's yes makes the store whole without it.
+    how.store(HERE, Ordering::SeqCst);
+    std::fs::remove_file(dir.path().join("cache")).unwrap();
+    std::fs::remove_dir_all(dir.path().join("state")).unwrap();
+    let builder = Cache::builder(dir.path().join("cache")).create(ByteSize::mib(192));
+    let builder = builder.write_log(ByteSize::mib(96)).state_dir(dir.path().join("state"));
+    let cache = builder.threads(2).open().unwrap();
+    let why = attach(&cache, dir.path(), order, &how).unwrap_err().to_string();
+    assert!(why.contains("may hold writes that the store does not have"), "{order:?}: {why}");
+    let done = recover(&*file(dir.path()), &RecoverWish::default()).unwrap();
+    assert!(done.recovered && done.was == "closing", "{order:?}: {done:?}");
+    let disk = attach(&cache, dir.path(), order, &how).unwrap();
+    let read = ended(disk.read(LINE, LINE as usize)).unwrap();
+    assert!(read.iter().all(|&b| b == 0), "{order:?}");
 }
