@@ -1,7 +1,7 @@
 //! Threads that have lanes, for programs that have none.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,10 @@ use super::lane::Lane;
 use super::service::{Answer, Command};
 use super::{CacheError, Core, Volume};
 
-/// Without threads: requests under way are waited for so long at the end.
-const END: Duration = Duration::from_secs(120);
+/// Requests under way are waited for so long at the end. One that waits for a store that is gone may wait for ever.
+const END: Duration = Duration::from_secs(if cfg!(test) { 10 } else { 120 });
+/// Meanwhile a thread that has nothing under way looks this often whether the others have.
+const SOON: Duration = Duration::from_millis(10);
 /// A thread that has nothing to do looks whether it is to end this often, though it is woken for it.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -96,6 +98,8 @@ pub(super) struct Workers {
     /// Of the threads, however far their end is.
     ids: Vec<ThreadId>,
     stop: Arc<AtomicBool>,
+    /// Threads that have, or may have, requests under way: until there are none all go on, since each does what requests of others wait for.
+    busy: Arc<AtomicUsize>,
     /// Without threads.
     by_hand: Option<Mutex<(UnderWay, Arc<Core>)>>,
 }
@@ -108,6 +112,7 @@ impl Workers {
             threads: Mutex::default(),
             ids: Vec::new(),
             stop: Arc::default(),
+            busy: Arc::default(),
             by_hand: Some(Mutex::new((UnderWay::default(), core))),
         }
     }
@@ -126,6 +131,7 @@ impl Workers {
             threads: Mutex::default(),
             ids: Vec::new(),
             stop: Arc::default(),
+            busy: Arc::default(),
             by_hand: None,
         };
         let fail =
@@ -133,7 +139,7 @@ impl Workers {
         for me in 0..threads {
             // A ring belongs to the thread that makes it.
             let (tell, told) = std::sync::mpsc::channel();
-            let (core, stop) = (core.clone(), workers.stop.clone());
+            let (core, stop, busy) = (core.clone(), workers.stop.clone(), workers.busy.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("larder-block-{me}"))
                 .spawn(move || match Lane::new(core, me, ring) {
@@ -142,7 +148,7 @@ impl Workers {
                         let inbox = Arc::new(Inbox { asks, waker: lane.waker().clone() });
                         // Whoever starts it waits for this.
                         let _ = tell.send(Ok(inbox.clone()));
-                        run(lane, &inbox, &stop);
+                        run(lane, &inbox, &stop, &busy);
                     }
                     Err(error) => drop(tell.send(Err(error))),
                 })
@@ -245,17 +251,42 @@ impl Drop for Closes<'_> {
     }
 }
 
-fn run(mut lane: Lane, inbox: &Inbox, stop: &AtomicBool) {
+/// It has, or may have, requests under way.
+struct Busy<'a>(&'a AtomicUsize);
+
+impl<'a> Busy<'a> {
+    fn one_of(all: &'a AtomicUsize) -> Busy<'a> {
+        all.fetch_add(1, Ordering::SeqCst);
+        Busy(all)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn run(mut lane: Lane, inbox: &Inbox, stop: &AtomicBool, all: &AtomicUsize) {
     let closes = Closes(inbox);
     let mut under_way = UnderWay::default();
+    let (mut busy, mut until) = (Some(Busy::one_of(all)), None);
     loop {
         let asks = inbox.asks.lock().as_mut().map(std::mem::take).unwrap_or_default();
         asks.into_iter().for_each(|ask| under_way.submit(&mut lane, ask));
         let stopping = stop.load(Ordering::SeqCst);
-        if stopping && under_way.0.is_empty() {
-            return drop(closes);
+        if stopping {
+            let now = Instant::now();
+            if under_way.0.is_empty() && busy.take().is_some() {
+                // Nothing is taken any more, and what others have under way may need this thread: it destages volumes, and has mail.
+                let late = inbox.asks.lock().take();
+                drop(late);
+            }
+            if all.load(Ordering::SeqCst) == 0 || now > *until.get_or_insert(now + END) {
+                return drop(closes);
+            }
         }
-        if let Err(error) = lane.turn(IDLE) {
+        if let Err(error) = lane.turn(if stopping && busy.is_none() { SOON } else { IDLE }) {
             return tracing::error!(%error, "a thread of the cache ends");
         }
         tell(under_way.answer(&mut lane));

@@ -4,12 +4,13 @@
 //! Two or three queues serve a few small volumes, most of which write back, in `any` or `ordered`; the others write through. Clients read, write,
 //! zero, trim, flush and ask for the status of the same few lines. What the engine asks for happens late, in any order, and its end is told later
 //! still. Stores and slots fail, or stores do not answer for a while; in some runs the log's device fails for good. The process is killed at any step, or the power is cut, in the midst of a start
-//! too; the next run reads the map and the log as a server does. Operators, and threads that look after volumes, call the log meanwhile.
+//! too; the next run reads the map and the log as a server does. Operators, and threads that look after volumes, call the log meanwhile. In some runs
+//! volumes change over to be written through and back while clients go on, by the steps of the engine's `Holder`, and any of those may be the last.
 //!
 //! What is checked: a read is never older than the last answered write of its sectors, nor than what was read before it; after a kill every
 //! answered write is there, after a power cut every write that an answered FLUSH or FUA covers; a status never calls a sector a hole that
 //! holds data; what the log waits for at its device somebody does; at any moment a line in the map has the bytes of the store; a store alone is what
-//! `ordered` promises of it; in the end the stores have everything, and reads give just that.
+//! `ordered` promises of it, and has everything where a marker says that nothing is dirty; in the end the stores have everything, and reads give just that.
 //!
 //! (`writeback_model` has the log alone: what is a prefix of it, journals, markers, and what a start makes of a log that has failed.)
 //!
@@ -87,9 +88,14 @@ fn planted() -> Vec<(String, Setup)> {
         Log::FlushNotAwaited,
         Log::FlushBegunBefore,
         Log::WindowNotFlushed,
+        Log::TrimOvertakes,
         Log::PinsIgnored,
         Log::FreedBeforeSaid,
         Log::OperatorsAsksDropped,
+        // Of volumes that change over while they are served.
+        Log::CleanBeforeDrained,
+        Log::AnsweredBeforeMarker,
+        Log::FailedMarkForgotten,
     ];
     let log = of_the_log
         .into_iter()

@@ -1,5 +1,6 @@
 //! The world around the queues: clients, devices that take their time, maintenance, and what must hold.
 
+mod changes;
 mod clients;
 mod node;
 pub(crate) mod operators;
@@ -32,6 +33,7 @@ use larder_policy::block::VolumeId;
 
 use crate::device::{Device, SECTOR, Store};
 use crate::parts::{Bytes, Carried, Effect, Io, LINE, Model, Vol, filled, flat, sums};
+use changes::Beside;
 use clients::Op;
 use node::Shared;
 use truth::Truth;
@@ -81,14 +83,18 @@ pub(crate) struct Seen {
     pub(crate) failed_flushes: u64,
     pub(crate) operators: u64,
     pub(crate) operators_io: u64,
+    pub(crate) went_through: u64,
+    pub(crate) came_back: u64,
+    pub(crate) stayed: u64,
+    pub(crate) failed_marks: u64,
 }
 
 impl Seen {
-    fn all(&mut self) -> [(&'static str, &mut u64); 24] {
+    fn all(&mut self) -> [(&'static str, &mut u64); 28] {
         macro_rules! all { ($($f:ident)*) => { [$((stringify!($f), &mut self.$f)),*] } }
         all!(reads logged_reads changes flushes status dirty_status destaged store_failures flash_failures fills
             merges updates hits ranges kills power_cuts warm through images failed_images closed failed_flushes
-            operators operators_io)
+            operators operators_io went_through came_back stayed failed_marks)
     }
 
     pub(crate) fn add(&mut self, mut other: Seen) {
@@ -178,6 +184,12 @@ pub(crate) struct World {
     crashes: f64,
     /// The loss of the cache is tried at every I/O of a store or the log.
     loses: bool,
+    /// Volumes change over between writing back and through.
+    changes: bool,
+    /// Of each volume what is said of it.
+    beside: Vec<Beside>,
+    /// The number that the next volume gets that comes to write back.
+    next_attachment: u32,
     pub(crate) seen: Seen,
 }
 
@@ -222,6 +234,9 @@ impl World {
         if count > 1 && rng.chance(0.3) {
             kinds[count - 1] = None;
         }
+        let may_change = seed % 4 == 1;
+        let order = |v: usize| kinds[v].map(|kind| kind.destage.order);
+        let beside = (0..count).map(|v| changes::beside(v, order(v))).collect();
         let mut world = World {
             setup,
             now: Nanos(1),
@@ -249,9 +264,18 @@ impl World {
             slow_reads: rng.chance(0.3),
             crashes: [0.05, 0.3, 1.0][rng.below(3) as usize],
             loses: seed % 16 == 9,
+            changes: false,
+            beside,
+            next_attachment: count as u32 + 1,
             seen: Seen::default(),
             rng,
         };
+        // (Where the log fails that has its own steps.)
+        world.changes = may_change && world.marked && !world.may_fail;
+        if world.changes {
+            // Lives are to be long enough for more than one.
+            world.crashes = world.crashes.min(0.15);
+        }
         world.begin(None, truth::Look::Killed, true)?;
         Ok(world)
     }
@@ -637,9 +661,9 @@ impl World {
     fn content(&mut self, v: usize) -> Result<Vec<u64>, String> {
         let sectors = self.stores[v].sectors();
         let mut found = Vec::new();
-        if self.kinds[v].is_some() {
+        if let Some(attachment) = self.attachment(v) {
             let mut log = self.life().shared.log.borrow_mut();
-            log.look(v as u32 + 1, 0..sectors * SECTOR as u64, |each| found.push(each));
+            log.look(attachment, 0..sectors * SECTOR as u64, |each| found.push(each));
         } else {
             found.push(Found::Clean(0, sectors * SECTOR as u64));
         }
@@ -714,12 +738,17 @@ impl World {
     /// The cache device is gone: what do the stores alone hold? Nothing else changes, so it can be asked at any time.
     fn lose_cache(&mut self) -> Checked {
         for v in 0..self.stores.len() {
+            // (Stores may have lost something, too, when the power was cut.)
+            let look = if self.weak { truth::Look::PowerCut } else { truth::Look::Killed };
+            self.check_unmarked(v, self.stores[v].image(), look)?;
             let completion = match self.kinds[v].map(|kind| kind.destage.order) {
                 Some(Order::Ordered(grain)) => grain == Grain::Completion,
                 _ => continue,
             };
-            // One of a log that has failed writes through in the end: its store is then what any disk with a volatile cache is.
-            let over = self.life().shared.over.borrow().contains(&(v as u32 + 1));
+            // One of a log that has failed writes through in the end: its store is then what any disk with a volatile cache is. So is that of one that
+            // has changed over.
+            let of = self.attachment(v);
+            let over = of.is_none_or(|of| self.life().shared.over.borrow().contains(&of));
             let mut store = self.stores[v].clone();
             if self.loses {
                 // As it is, with whatever has come of what is under way, and behind a power cut of its own.
@@ -729,6 +758,7 @@ impl World {
             }
             if self.loses || self.rng.chance(0.5) {
                 store.power_cut(&mut self.rng);
+                self.check_unmarked(v, store.image(), truth::Look::PowerCut)?;
             }
             self.check_lost(v, &store, completion && !over)?;
             self.seen.images += 1;
@@ -800,11 +830,18 @@ impl World {
             }
             970..972 if !self.started => self.restart(true)?,
             972..975 if self.started => self.operate(),
+            985..1000 if self.started && self.changes => {
+                let v = self.rng.below(self.stores.len() as u64) as usize;
+                self.change_over(v);
+            }
             975..985 => self.lose_cache()?,
             _ => {}
         }
         for queue in 0..self.queues {
             while self.rng.chance(0.7) && self.look_into_mail(queue)? {}
+        }
+        if self.changes && self.started && self.rng.chance(0.6) {
+            self.go_on_ways()?;
         }
         self.check_carried()?;
         if self.rng.chance(0.1) { self.check_slots() } else { Ok(()) }
@@ -828,6 +865,7 @@ impl World {
             }
             if !any || self.rng.chance(0.1) {
                 self.step_log();
+                self.go_on_ways()?;
             }
             if !any && self.doing.is_empty() {
                 if done(self) {
@@ -851,10 +889,11 @@ impl World {
         self.says(|| "no more failures".to_owned());
         self.quiet("start", |world| world.started)?;
         self.quiet("answers", |world| world.ops.is_empty())?;
+        self.end_ways()?;
         self.check_slots()?;
         for v in 0..self.stores.len() {
-            if self.kinds[v].is_some() {
-                let (now, attachment) = (self.now, v as u32 + 1);
+            if let Some(attachment) = self.attachment(v) {
+                let now = self.now;
                 let shared = &self.life().shared;
                 tell_log(shared, now, |log, asks| log.drain(attachment, true, asks));
             }

@@ -152,6 +152,8 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
         | Planted::AgeIgnored
         | Planted::SkippedForgotten
         | Planted::ThroughAroundDirt
+        // (Writes of one volume alone are no TRIMs.)
+        | Planted::TrimOvertakes
         // (Of the chain alone the predecessor's hash says it too.)
         | Planted::RunIgnored
         | Planted::SequencesRestarted
@@ -207,7 +209,7 @@ fn every_planted_fault_is_caught_in_every_order_that_needs_the_rule() {
 
 /// The faults that concern the whole log, and the orders in which each must be caught.
 #[cfg(feature = "planted")]
-const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 36] = {
+const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 37] = {
     use larder_engine::block::writeback::Planted as P;
     [
         (P::DestagedBeforeDurable, "acf"),
@@ -238,6 +240,7 @@ const OF_THE_WHOLE_LOG: [(larder_engine::block::writeback::Planted, &str); 36] =
         (P::FrontierNotRepeated, "a"),
         (P::OldestIgnored, "acf"),
         (P::CoalescedAcross, "cf"),
+        (P::TrimOvertakes, "acf"),
         (P::SequencesRestarted, "acf"),
         (P::TailGoesOn, "acf"),
         (P::RunIgnored, "acf"),

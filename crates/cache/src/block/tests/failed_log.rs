@@ -16,6 +16,7 @@ use crate::block::{Builder, Cache};
 /// What fails of a cache, of what its workers ask for.
 #[derive(Debug, Default)]
 pub(in crate::block) struct Faults {
+    pub reads: AtomicBool,
     pub writes: AtomicBool,
     pub flushes: AtomicBool,
     /// A marker says that the log has failed, and nothing more.
@@ -25,6 +26,7 @@ pub(in crate::block) struct Faults {
 impl Faults {
     pub(in crate::block) fn of(&self, op: &FileOp, result: io::Result<()>) -> io::Result<()> {
         let fails = match op {
+            FileOp::Read { .. } => &self.reads,
             FileOp::Write { .. } => &self.writes,
             FileOp::Sync => &self.flushes,
             _ => return result,
@@ -35,7 +37,7 @@ impl Faults {
 }
 
 const BYTES: u64 = 8 << 20;
-const LINE: u64 = 4096;
+pub(super) const LINE: u64 = 4096;
 
 fn builder(dir: &Path, order: Order, pace: Pace) -> Builder {
     let path = dir.join("disk");
@@ -48,13 +50,13 @@ fn builder(dir: &Path, order: Order, pace: Pace) -> Builder {
     builder.write_back("disk", BackConfig { order, pace, ..BackConfig::default() })
 }
 
-fn marker(dir: &Path) -> MarkerState {
+pub(super) fn marker(dir: &Path) -> MarkerState {
     let bytes = std::fs::read(dir.join("disk.larder")).unwrap();
     choose(&bytes[..4096], &bytes[4096..8192]).unwrap().marker.state
 }
 
 /// Until the volume writes through.
-fn goes_through(cache: &Cache) {
+pub(super) fn goes_through(cache: &Cache) {
     let end = Instant::now() + Duration::from_secs(60);
     while let Some(status) = cache.core().back_status("disk") {
         assert!(Instant::now() < end, "{status:?}");
@@ -116,7 +118,7 @@ fn under_load(order: Order, fail: impl Fn(&Faults)) {
     assert_eq!(marker(dir.path()), MarkerState::Dirty);
 }
 
-const ORDERS: [Order; 4] = [
+pub(super) const ORDERS: [Order; 4] = [
     Order::Any,
     Order::Ordered(Grain::Flush),
     Order::Ordered(Grain::Completion),

@@ -5,6 +5,7 @@ mod bounds;
 mod check;
 mod ends;
 mod failed_log;
+mod gone;
 mod hanging;
 mod joined;
 mod journaled;

@@ -696,6 +696,20 @@ mod tests {
         std::iter::from_fn(|| holder.next().inspect(|_| holder.done())).collect()
     }
 
+    /// A superblock that knew a marker which was never written would call the one that is there set back.
+    #[test]
+    fn the_superblock_knows_the_last_marker_that_is_durable_and_none_that_could_not_be_written() {
+        let entry = comer(None).record.unwrap();
+        let held = Held { cache: CACHE, entry, number: 12, durable: 9, marked: true, frontier: 0 };
+        let mut holder = Holder::goes(held, Fault::default());
+        while !matches!(holder.next(), Some(Step::Mark(..))) {
+            assert_eq!(holder.entry(Holds::Clean(5)).marker, 9);
+            holder.done();
+        }
+        holder.failed();
+        assert_eq!((holder.number(), holder.entry(Holds::Open(5)).marker), (13, 9));
+    }
+
     #[test]
     fn a_volume_that_writes_through_voids_what_its_cache_held_when_its_store_was_recovered() {
         let (holder, judged) = read(comer(None), Mark::Clean, 6);

@@ -516,6 +516,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_marker_was_tried_if_it_is_behind_the_last_known_one_and_no_later_than_the_last_try() {
+        let me = Uuid([1; 16]);
+        let of = Some((Uuid([9; 16]), 1));
+        let tried =
+            Marker { mark: Mark::Clean, generation: 5, number: 9, run: 3, of, moved: false };
+        let numbers = (0..12).filter(|&number| was_tried(&Marker { number, ..tried }, &tried, 6));
+        assert_eq!(numbers.collect::<Vec<u64>>(), [7, 8, 9]);
+        // What else it says is what was to be said.
+        let others = [
+            Marker { mark: Mark::Carried(me), ..tried },
+            Marker { generation: 6, ..tried },
+            Marker { run: 4, ..tried },
+            Marker { of: None, ..tried },
+        ];
+        assert!(!others.iter().any(|there| was_tried(there, &tried, 6)));
+    }
+
+    #[test]
     fn a_holder_knows_its_marker_a_lost_one_and_another_holders() {
         let (me, other) = (Uuid([1; 16]), Uuid([2; 16]));
         let of = Some((Uuid([9; 16]), 1));

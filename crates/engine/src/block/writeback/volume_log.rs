@@ -608,10 +608,13 @@ impl VolumeLog {
     /// What the store is told of a window, in the order of the volume: of each byte the last version [coalesce].
     pub fn writes(&self, window: &Window) -> Vec<Dirty> {
         let mut versions = Overlay::default();
+        let trims_first = self.fault.is(Planted::TrimOvertakes);
         for sequence in window.clone() {
             let Some(logged) = self.record(sequence) else { continue };
             let range = self.counts(sequence, logged.range());
-            versions.show(range, sequence, self.holds(&logged, sequence));
+            if !(trims_first && logged.kind == Kind::Trim) {
+                versions.show(range, sequence, self.holds(&logged, sequence));
+            }
         }
         self.misplace(window, &mut versions);
         let mut writes = Vec::with_capacity(versions.extents());
@@ -628,6 +631,21 @@ impl VolumeLog {
         if self.fault.is(Planted::CoalescedAcross) {
             let later = (window.end() + 1..=self.acknowledged).filter_map(|at| self.record(at));
             later.for_each(|logged| versions.discard(logged.range()));
+        }
+        if self.fault.is(Planted::TrimOvertakes) {
+            // Those that are behind the window too go before its writes, which then hide them.
+            for sequence in *window.start()..=self.acknowledged {
+                let trim = self.record(sequence).filter(|logged| logged.kind == Kind::Trim);
+                let Some(range) = trim.map(|logged| self.counts(sequence, logged.range())) else {
+                    continue;
+                };
+                let mut free = Vec::new();
+                versions.look(range, |stretch| match stretch {
+                    Stretch::Clean(at, len) => free.push(at..at + len),
+                    Stretch::Dirty(_) => {}
+                });
+                free.into_iter().for_each(|free| versions.show(free, sequence, Holds::Trimmed));
+            }
         }
     }
 

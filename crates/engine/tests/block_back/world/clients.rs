@@ -33,6 +33,13 @@ pub(super) struct Op {
     got: Vec<Option<u64>>,
 }
 
+impl Op {
+    /// Whether it is of this volume.
+    pub(super) fn is_of(&self, v: usize) -> bool {
+        self.volume == v
+    }
+}
+
 impl World {
     /// Some sectors of a volume: many clients turn to the same few.
     fn some_sectors(&mut self, v: usize) -> (u64, u64) {
@@ -55,6 +62,9 @@ impl World {
 
     pub(super) fn submit(&mut self) -> Checked {
         let v = self.rng.below(self.stores.len() as u64) as usize;
+        if self.beside[v].held {
+            return Ok(());
+        }
         let (at, mut len) = self.some_sectors(v);
         let sectors = SECTOR as u64;
         let fua = self.rng.chance(0.1);
@@ -160,7 +170,7 @@ impl World {
         let Op { volume: v, what, at, len, began, got } = op;
         let now = self.tick;
         let Ok(extents) = outcome else {
-            let is_back = self.kinds[v].is_some();
+            let is_back = self.attachment(v).is_some();
             // Without a marker nothing says that the store has what a failed log had.
             let closed = self.life().shared.log.borrow().closed().is_some();
             let promises = match what {
@@ -173,7 +183,8 @@ impl World {
                 return Ok(());
             }
             let may_be_logged = is_back && matches!(what, What::Change(_) | What::Flush);
-            if may_be_logged && began <= self.let_go[v] {
+            let refused = self.beside[v].refused && matches!(what, What::Change(_));
+            if may_be_logged && (began <= self.let_go[v] || refused) {
                 return Ok(());
             }
             // So may what waits at the bound of a volume whose store fails for a minute.

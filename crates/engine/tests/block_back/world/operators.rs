@@ -69,7 +69,8 @@ impl World {
     /// One of them calls the log.
     pub(super) fn operate(&mut self) {
         let v = self.rng.below(self.stores.len() as u64) as usize;
-        let Some(attach) = self.attach_of(v, 0) else { return };
+        // (One at a time works at a volume.)
+        let Some(attach) = self.attach_of(v, 0).filter(|_| !self.is_changing(v)) else { return };
         let (name, call) = CALLS[self.rng.below(CALLS.len() as u64) as usize];
         if name == "close" {
             // The log's device fails then, in runs in which it may.

@@ -18,6 +18,7 @@ use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::node::start::places::Comer;
 use larder_engine::block::node::start::{Left, Notes, Setup as StartSetup, Started};
 use larder_engine::block::record::RecordedLog;
+use larder_engine::block::writeback::holder::Logged;
 use larder_engine::block::writeback::log::{Attach, WriteLog};
 use larder_engine::block::writeback::scan::scan;
 use larder_engine::block::{
@@ -141,7 +142,7 @@ impl World {
                 let known = known.find(|v| v.name == name).expect("it has come");
                 let base = known.first_group * u64::from(GROUP_LINES) * LINE;
                 let whole = base + known.bytes / LINE * LINE;
-                let attachment = self.kinds[number].is_some().then_some(number as u32 + 1);
+                let attachment = self.beside[number].attached;
                 Vol { number, attachment, base, whole }
             })
             .collect();
@@ -221,9 +222,9 @@ impl World {
     pub(super) fn attach_of(&self, v: usize, frontier: u64) -> Option<Attach> {
         let kind = self.kinds[v]?;
         Some(Attach {
-            attachment: v as u32 + 1,
+            attachment: self.attachment(v)?,
             volume: Uuid([v as u8 + 1; 16]),
-            generation: 1,
+            generation: if self.changes { self.beside[v].record.generation } else { 1 },
             destage: kind.destage,
             bound: Some(kind.bound),
             age: kind.age,
@@ -243,27 +244,38 @@ impl World {
             bytes.copy_from_slice(device.borrow().read(at, bytes.len()));
             Ok(())
         });
-        let numbers: Vec<(u32, u64)> = (0..self.stores.len())
-            .filter(|&v| self.kinds[v].is_some())
-            .map(|v| (v as u32 + 1, 0))
-            .collect();
+        let numbers = self.numbers();
         let mine = found.recover_packed(&numbers, self.fault_in_log());
         if !mine.chain.damaged.is_empty() {
             return Err(format!("batches {:?} are called damaged", mine.chain.damaged));
         }
         self.log.run += 1;
+        self.started = false;
+        let mut frontiers = vec![None; self.stores.len()];
+        for v in 0..self.stores.len() {
+            let of = mine.volumes.get(&self.beside[v].record.attachment);
+            let logged = of.map_or(Logged::default(), |of| Logged {
+                frontier: of.frontier,
+                last: of.last,
+                gap: of.gap,
+                ..Logged::default()
+            });
+            frontiers[v] = self.comes_at_start(v, logged)?;
+        }
         let (now, config) = (self.now, self.log);
         *self.life().shared.log.borrow_mut() = WriteLog::found(config, &mine, &found);
         self.plant_in_log();
-        for (attachment, _) in numbers {
-            let of = &mine.volumes[&attachment];
+        for (v, frontier) in (0..).zip(frontiers) {
+            let (Some(frontier), Some(attachment)) = (frontier, self.attachment(v)) else {
+                continue;
+            };
+            self.attach(v, frontier);
+            let Some(of) = mine.volumes.get(&attachment) else { continue };
             if of.gap {
                 return Err(format!("attachment {attachment} is called damaged"));
             }
-            self.attach(attachment as usize - 1, of.frontier);
             self.life().shared.log.borrow_mut().recover(now, attachment, of, &found);
         }
-        self.started = false;
         let mut asked = ForDevice::default();
         let shared = &self.life().shared;
         call_log(shared, None, |log, asks| log.start(asks), |first| asked = first);
@@ -286,7 +298,7 @@ impl World {
         self.starts()
     }
 
-    fn fault_in_log(&self) -> larder_engine::block::writeback::Fault {
+    pub(super) fn fault_in_log(&self) -> larder_engine::block::writeback::Fault {
         #[cfg(feature = "planted")]
         return larder_engine::block::writeback::Fault::of(self.setup.in_log);
         #[cfg(not(feature = "planted"))]
@@ -325,6 +337,7 @@ impl World {
         let survived = Survived { header: life.memory.snapshot(), words };
         drop(life);
         self.ops.clear();
+        self.forget_ways();
         if power {
             self.device.borrow_mut().power_cut(&mut self.rng);
             for store in &mut self.stores {

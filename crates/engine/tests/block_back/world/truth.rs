@@ -1,6 +1,6 @@
 //! What a sector may hold: told by what clients did and heard alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Not yet.
@@ -17,6 +17,8 @@ struct Write {
     level: u64,
     /// A start has found it nowhere: it was overwritten, or is lost.
     gone: bool,
+    /// Where a start has found it. (A power cut tears what was written through.)
+    found: Option<BTreeSet<u64>>,
 }
 
 /// A write of a sector, and since when it is known to be done: it was answered, or somebody has read it.
@@ -50,7 +52,8 @@ impl Truth {
         let (sectors, first) = (0..sectors, vec![Entry { number: 0, done: 0 }]);
         let all = sectors.clone().map(|_| first.clone()).collect();
         let (zeros, fua, gone) = (true, false, true);
-        let none = Write { sectors, zeros, fua, began: 0, answered: 0, level: 0, gone };
+        let none =
+            Write { sectors, zeros, fua, began: 0, answered: 0, level: 0, gone, found: None };
         Truth { writes: vec![none], sectors: all, level: 0 }
     }
 
@@ -59,7 +62,16 @@ impl Truth {
         let number = self.writes.len() as u64;
         let (answered, level, gone) = (NEVER, self.level, false);
         let all = sectors.clone();
-        self.writes.push(Write { sectors, zeros, fua, began: at, answered, level, gone });
+        self.writes.push(Write {
+            sectors,
+            zeros,
+            fua,
+            began: at,
+            answered,
+            level,
+            gone,
+            found: None,
+        });
         for sector in all {
             self.sectors[sector as usize].push(Entry { number, done: NEVER });
         }
@@ -131,9 +143,13 @@ impl Truth {
             let write = &mut self.writes[number as usize];
             write.answered = write.answered.min(at);
         }
-        let there: BTreeSet<u64> = found.iter().copied().collect();
+        let mut there: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+        for (sector, &number) in (0u64..).zip(found) {
+            there.entry(number).or_default().insert(sector);
+        }
         for (number, write) in (0u64..).zip(&mut self.writes) {
-            write.gone |= !there.contains(&number);
+            write.found = there.remove(&number);
+            write.gone |= write.found.is_none();
         }
         self.level = at;
     }
@@ -158,7 +174,9 @@ impl Truth {
                 true => write.answered <= latest,
                 false => write.answered <= level || write.fua && write.answered <= latest,
             };
-            let lacks = || write.sectors.clone().find(|sector| is_older(*sector, write));
+            let found = |sector: &u64| write.found.as_ref().is_none_or(|f| f.contains(sector));
+            let lacks =
+                || write.sectors.clone().filter(found).find(|sector| is_older(*sector, write));
             if let Some(sector) = is_known.then(lacks).flatten() {
                 let has = image[sector as usize];
                 return Err(format!(
