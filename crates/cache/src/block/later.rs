@@ -25,6 +25,9 @@ fn kept_by(error: &CacheError) -> Option<&str> {
     }
 }
 
+/// Opens a cache for these volumes.
+type Open<'a> = dyn FnMut(CacheConfig, &[Arc<Volume>]) -> Result<Running, CacheError> + 'a;
+
 /// Opens with `open` what can be had: without each volume for which something does not answer now. Such a volume is awaited from then on, and what
 /// is dirty of it is kept. (A start that fails ends in good order, and the next finds what it left.) Returns those that come later: whoever opened their
 /// stores lets go of them. A record begins with all of its volumes: none comes later then.
@@ -34,7 +37,7 @@ fn kept_by(error: &CacheError) -> Option<&str> {
 pub fn open_what_answers(
     mut config: CacheConfig,
     mut volumes: Vec<Arc<Volume>>,
-    open: &mut dyn FnMut(CacheConfig, &[Arc<Volume>]) -> Result<Running, CacheError>,
+    open: &mut Open<'_>,
 ) -> Result<(Running, Vec<ComesLater>), CacheError> {
     let mut later = Vec::new();
     loop {

@@ -251,7 +251,7 @@ impl World {
         }
         self.log.run += 1;
         self.started = false;
-        let mut frontiers = vec![None; self.stores.len()];
+        let mut frontiers = Vec::with_capacity(self.stores.len());
         for v in 0..self.stores.len() {
             let of = mine.volumes.get(&self.beside[v].record.attachment);
             let logged = of.map_or(Logged::default(), |of| Logged {
@@ -260,7 +260,7 @@ impl World {
                 gap: of.gap,
                 ..Logged::default()
             });
-            frontiers[v] = self.comes_at_start(v, logged)?;
+            frontiers.push(self.comes_at_start(v, logged)?);
         }
         let (now, config) = (self.now, self.log);
         *self.life().shared.log.borrow_mut() = WriteLog::found(config, &mine, &found);
