@@ -194,12 +194,19 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
             "volume '{name}': no more stretches that cannot be read can be listed, and what is to come to its store next would leave more: nothing is destaged \
              before some of them are written again as a whole or trimmed, or given up (larder block discard --served {name} --unreadable --yes)"
         ));
-    } else if back.unreadable_bytes > 0 {
-        let then = match (back.unreadable_stops, back.closed.is_some()) {
-            (true, false) => "; nothing is destaged before",
-            (true, true) => "; nothing is destaged any more, and nothing is written",
-            _ => "",
+    } else if back.unreadable_bytes > 0 && back.closed.is_some() {
+        let then = if back.unreadable_stops {
+            ", and nothing is destaged any more, and nothing is written"
+        } else {
+            ""
         };
+        alarms.push(format!(
+            "volume '{name}': the write log has failed, and {} of what was written cannot be read from it: reads of it fail{then}. The device is read \
+             once more when the daemon is started again: do that before anything is given up",
+            ByteSize(back.unreadable_bytes)
+        ));
+    } else if back.unreadable_bytes > 0 {
+        let then = if back.unreadable_stops { "; nothing is destaged before" } else { "" };
         alarms.push(format!(
             "volume '{name}': {} of what was written cannot be read from the write log: reads of it fail until it is written again or trimmed, or given up (larder block discard \
              --served {name} --unreadable --yes){then}",

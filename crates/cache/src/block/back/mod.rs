@@ -439,6 +439,9 @@ impl Core {
         if !all && written.is_kept(&back.log()) {
             return Err(fail(&self.troubles_of(&written).join("; ")));
         }
+        if let Some(why) = back.log().stands(attachment).filter(|_| !all) {
+            return Err(fail(&why.to_string()));
+        }
         if all {
             self.say_destaged(&written)?;
         }
@@ -486,7 +489,7 @@ impl Core {
                 let there = status.is_some_and(|status| status.positions[0] >= last);
                 let clean = (log.is_clean(attachment) || there)
                     && (log.closed().is_none() || status.is_none());
-                (clean, held, log.stands(attachment) || written.is_kept(&log))
+                (clean, held, log.stands(attachment).is_some() || written.is_kept(&log))
             };
             if clean {
                 return true;

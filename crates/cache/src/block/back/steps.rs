@@ -413,9 +413,10 @@ impl<'a> Way<'a> {
     ) -> Result<(), NotDone> {
         let attachment = holder.state().attachment;
         let stands = |way: &Way<'_>| way.back.log().stands(attachment);
-        self.wait(within, go_on, |way| way.back.written(attachment).is_none() || stands(way))?;
-        if stands(self) {
-            return Err(NotDone::Unwanted);
+        let over = |way: &Way<'_>| way.back.written(attachment).is_none() || stands(way).is_some();
+        self.wait(within, go_on, over)?;
+        if let Some(why) = stands(self) {
+            return Err(self.fail(why.to_string()));
         }
         holder.went_through();
         Ok(())

@@ -40,7 +40,7 @@ use larder_format::Uuid;
 use larder_format::block::write_log::{SegmentGeometry, footer};
 
 pub use batches::ToWrite;
-pub use closing::{Kept, Said};
+pub use closing::{Kept, Said, Stands};
 pub use destage::{Asked, Lies, Status};
 pub use marks::{MarkState, NOBODY};
 pub use memory::{MEMORY_OF_BLOCK, most_on_its_way};

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use larder_base::Nanos;
+use larder_base::{ByteSize, Nanos};
 
 use super::super::overlay::{Dirty, Holds};
 use super::super::planted::Planted;
@@ -40,6 +40,19 @@ pub enum Said {
         /// The log has failed: it says `Closed`.
         closed: bool,
     },
+}
+
+/// Why a volume of a log that has failed is not written any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stands {
+    /// So much cannot be read, and cannot be written over.
+    #[error(
+        "its write log has failed, and {0} of what was written cannot be read from it: no more comes to its store until the cache is opened anew, which reads its device once more"
+    )]
+    Unreadable(ByteSize),
+    /// All of it is in its store, and nothing can say so.
+    #[error("its write log has failed, and its marker cannot say that its store has all of it")]
+    Untold,
 }
 
 /// Bytes of a record's payload.
@@ -244,11 +257,13 @@ impl<B: Clone> WriteLog<B> {
         self.bytes += former.bytes;
     }
 
-    /// Whether a volume of a log that has failed is not written any more: all of it is in its store, and nothing can say so; or something cannot be
-    /// read, and cannot be written over.
-    pub fn stands(&self, attachment: u32) -> bool {
-        let closing = self.volumes.get(&attachment).and_then(|volume| volume.closing.as_ref());
-        closing.is_some_and(|closing| closing.stands)
+    /// Why a volume of a log that has failed is not written any more, if it is not.
+    pub fn stands(&self, attachment: u32) -> Option<Stands> {
+        let volume = self.volumes.get(&attachment).filter(|volume| volume.stands())?;
+        Some(match volume.unreadable_bytes() {
+            0 => Stands::Untold,
+            bytes => Stands::Unreadable(ByteSize(bytes)),
+        })
     }
 
     /// All batches up to here count as written: what is not is here.
@@ -445,9 +460,9 @@ mod tests {
         log.step(NOW, 1, &mut out, &mut asks);
         assert!(matches!(out[..], [Asked::Mark(Said::Clean, 0)]), "{out:?}");
         assert!(!asks.answers.iter().any(|answer| answer.0 == OpId(1)), "it waits");
-        assert!(!log.stands(1));
+        assert_eq!(log.stands(1), None);
         log.marked(NOW, 1, false, &mut out, &mut asks);
-        assert!(log.stands(1));
+        assert_eq!(log.stands(1), Some(Stands::Untold));
         assert!(asks.answers.contains(&(OpId(1), true)), "{:?}", asks.answers);
         assert!(asks.answers.iter().any(|answer| answer.0 == OpId(2)), "{:?}", asks.answers);
         // So is whoever comes later.

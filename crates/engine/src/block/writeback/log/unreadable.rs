@@ -29,7 +29,7 @@ pub enum NotGivenUp {
     Gone,
     /// The log has failed.
     #[error(
-        "its write log has failed, and what is dirty comes to its store as far as it can be read"
+        "its write log has failed: nothing of it is given up before the cache is opened anew, which reads its device once more"
     )]
     Closed,
 }
