@@ -169,6 +169,8 @@ pub(crate) struct World {
     weak: bool,
     /// Of a thousand changes and reads of stores so many fail.
     failures: u64,
+    /// Markers cannot be written, now and then.
+    marks_fail: bool,
     store_failed: u64,
     /// By volume: when what its clients waited for was let go of.
     let_go: Vec<u64>,
@@ -254,6 +256,7 @@ impl World {
             next_op: 1,
             started: false,
             weak: false,
+            marks_fail: true,
             failures: [0, 0, 5, 30][rng.below(4) as usize],
             store_failed: 0,
             let_go: vec![0; count],
@@ -830,18 +833,20 @@ impl World {
             }
             970..972 if !self.started => self.restart(true)?,
             972..975 if self.started => self.operate(),
-            985..1000 if self.started && self.changes => {
-                let v = self.rng.below(self.stores.len() as u64) as usize;
-                self.change_over(v);
-            }
             975..985 => self.lose_cache()?,
             _ => {}
         }
         for queue in 0..self.queues {
             while self.rng.chance(0.7) && self.look_into_mail(queue)? {}
         }
-        if self.changes && self.started && self.rng.chance(0.6) {
-            self.go_on_ways()?;
+        if self.changes && self.started {
+            if self.rng.chance(0.04) {
+                let v = self.rng.below(self.stores.len() as u64) as usize;
+                self.change_over(v);
+            }
+            if self.rng.chance(0.6) {
+                self.go_on_ways()?;
+            }
         }
         self.check_carried()?;
         if self.rng.chance(0.1) { self.check_slots() } else { Ok(()) }
@@ -886,6 +891,7 @@ impl World {
     /// No more failures: all that waits ends, and all comes to the stores.
     fn settle(&mut self) -> Checked {
         (self.failures, self.stuck, self.failing) = (0, false, false);
+        self.marks_fail = false;
         self.says(|| "no more failures".to_owned());
         self.quiet("start", |world| world.started)?;
         self.quiet("answers", |world| world.ops.is_empty())?;

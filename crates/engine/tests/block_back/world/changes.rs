@@ -258,7 +258,7 @@ impl World {
                 return Ok(());
             }
             Step::Mark(mark, generation) => {
-                let fails = self.started && self.rng.chance(0.3);
+                let fails = self.started && self.marks_fail && self.rng.chance(0.35);
                 let number = holder.number() + 1;
                 self.beside[v].numbers.0 = number;
                 if !fails || self.rng.chance(0.5) {
