@@ -208,7 +208,10 @@ impl<'a> Way<'a> {
                     let read = read_marker(of, holder, place, begins.moved, &known)?;
                     let unmarked = begins.place.is_none() && begins.journal.journaled;
                     if read.probes || unmarked {
-                        unprobe(of.1).map_err(|why| volume_error(of.0, why))?;
+                        unprobe(of.1).map_err(|why| CacheError::NotYet {
+                            name: of.0.to_owned(),
+                            reason: format!("its store '{}' fails: {why}", of.1.uri()),
+                        })?;
                     }
                     // Nothing was answered while its journal was looked for: an empty one lacks nothing.
                     begins.journal.journaled &= !read.probes;
@@ -475,7 +478,7 @@ impl<'a> Way<'a> {
                     );
                     CacheError::NotYet { name, reason }
                 }
-                NotLaid::Journal(reason) => volume_error(&name, reason),
+                NotLaid::Journal(reason) => CacheError::NotYet { name, reason },
             })
         })?;
         if let Some(mark) = mark {
