@@ -368,6 +368,19 @@ impl Journal {
         Ok(read)
     }
 
+    /// What it has for the store of which this marker speaks, without its cache.
+    ///
+    /// # Errors
+    /// As [`Journal::read`].
+    pub(super) fn read_for(&mut self, marker: &Marker) -> Result<Read, JournalError> {
+        let of = Of { volume: marker.volume, cache: marker.cache, generation: marker.generation };
+        let mut read = self.read(of)?;
+        let last = read.whole.as_ref().map(|(whole, _)| whole.commit.epoch);
+        read.torn = read.torn.or_else(|| epoch::is_older(last, marker));
+        read.whole.take_if(|(whole, _)| whole.commit.last < marker.frontier);
+        Ok(read)
+    }
+
     /// The stretches of the epoch that was read, ascending.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use larder_volume::op::Op;
 use larder_volume::{Alone, Backing, BackingError, Flushing, Timeouts};
 use serde::{Deserialize, Serialize};
 
-use super::journal::{Applied, Journal, Of, unprobe};
+use super::journal::{Applied, Journal, unprobe};
 use super::start::{is_moved, random_uuid};
 
 /// For the store's flush.
@@ -282,8 +282,7 @@ pub(super) fn recover_at(
     for step in machine::recover(last.generation.saturating_add(ahead)) {
         match step {
             Step::Replay(_) if replays => {
-                let of = Of { volume: last.volume, cache: last.cache, generation: last.generation };
-                match replay(store, open, (of, last.frontier), wish.accept_torn) {
+                match replay(store, open, &last, wish.accept_torn) {
                     Ok((opened, applied, torn)) => {
                         // What was written before the last epoch ended is there.
                         if let Some(Applied { last, time, mark, .. }) = applied {
@@ -359,17 +358,17 @@ enum NotReplayed {
 fn replay(
     store: &dyn Backing,
     open: OpenJournal<'_>,
-    (of, frontier): (Of, u64),
+    marker: &Marker,
     accept_torn: bool,
 ) -> Result<(Journal, Option<Applied>, Option<String>), NotReplayed> {
     let torn = |e: JournalError| NotReplayed::Torn(e.to_string());
-    let mut journal = open(of.volume)
+    let mut journal = open(marker.volume)
         .map_err(|e| if e.is_usage() { NotReplayed::NoPlace(e) } else { torn(e) })?;
-    let mut read = journal.read_behind(of, frontier).map_err(torn)?;
+    let mut read = journal.read_for(marker).map_err(torn)?;
     // What is not read once may be read the next time: what counts as torn is given up.
     for _ in 0..TRIES {
         if read.torn.is_some() {
-            read = journal.read_behind(of, frontier).map_err(torn)?;
+            read = journal.read_for(marker).map_err(torn)?;
         }
     }
     let why = read.torn.map(|why| format!("{}: {why}", journal.describe()));

@@ -754,7 +754,7 @@ impl Core {
                 .get()
                 .and_then(|back| back.log().stored_mark(state.attachment).map(str::to_owned)),
             order: state.order,
-            applied: 0,
+            applied: self.back.get().map_or(0, |back| back.log().applied(state.attachment)),
             joins: self.back.get().map_or(0, |back| back.log().joins(state.attachment)),
             probes: false,
         }

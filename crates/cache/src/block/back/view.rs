@@ -18,7 +18,7 @@ use mio::Registry;
 use mio::event::Event;
 
 use super::super::open::CacheError;
-use super::journal::{Journal, Laid, Of};
+use super::journal::{Journal, Laid};
 use super::patient::PATIENCE;
 use super::start::is_moved;
 use super::{Asking, BackWish, MarkerAt};
@@ -65,8 +65,7 @@ pub fn view(
     let site = Site::of(&*store, wish.journal.at.as_deref()).map_err(|e| fail(e.to_string()))?;
     let opened = Journal::open(&site, &[marker.volume], Use::Look, Timeouts::default());
     let mut journal = opened.map_err(|e| fail(e.to_string()))?;
-    let of = Of { volume: marker.volume, cache: marker.cache, generation: marker.generation };
-    let read = journal.read_behind(of, marker.frontier).map_err(|e| fail(e.to_string()))?;
+    let read = journal.read_for(&marker).map_err(|e| fail(e.to_string()))?;
     if let Some(why) = read.torn {
         return Err(fail(format!("{}: {why}", journal.describe())));
     }

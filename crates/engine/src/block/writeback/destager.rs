@@ -141,6 +141,8 @@ pub struct Destager {
     /// The life of the store that the pieces went to.
     life: Option<u64>,
     epoch: u64,
+    /// The last of which the store has all durably, since this began.
+    applied: u64,
     /// The epoch's writes in place have begun: its journal is all that makes them whole, and stays as it is [jhome].
     in_place: bool,
     /// When the window began.
@@ -180,6 +182,7 @@ impl Destager {
             failed: false,
             life: None,
             epoch,
+            applied: 0,
             in_place: false,
             began: None,
             round: None,
@@ -220,6 +223,11 @@ impl Destager {
     /// Writes to the store under way at a time, at most.
     pub fn depth(&self) -> u32 {
         self.config.depth
+    }
+
+    /// The last epoch of which the store has all durably, 0 before there was one: the journal has had all of it.
+    pub fn applied(&self) -> u64 {
+        self.applied
     }
 
     /// Most bytes of the next window or epoch.
@@ -515,6 +523,9 @@ impl Destager {
     fn notes(&mut self, fx: &mut impl Effects) {
         (self.pause, self.failures, self.failing) = (PAUSE.0, 0, None);
         self.phase = Phase::Noting;
+        if self.in_place {
+            self.applied = self.epoch;
+        }
         if let Some(window) = &self.window {
             fx.note(*window.end());
         }

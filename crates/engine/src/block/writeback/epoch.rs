@@ -162,6 +162,15 @@ pub fn judge(head: Option<&Marker>, of: Of, parts: &[Found], keeps: usize, fault
     }
 }
 
+/// Why a journal whose last whole epoch has this number is not that of the store of which `marker` speaks, as it was left: the store has nothing of an epoch
+/// before the journal has all of it. (Not where the log has failed: what is kept then comes to the store without the journal.)
+pub fn is_older(epoch: Option<u64>, marker: &Marker) -> Option<&'static str> {
+    let older = epoch.is_some_and(|epoch| epoch < marker.applied);
+    (older && matches!(marker.state, MarkerState::Dirty | MarkerState::Carried)).then_some(
+        "the store has had later epochs by its marker: an earlier copy of it was put back",
+    )
+}
+
 /// The head of a journal that is that of an attachment from now on. `head`: what is there; `marker`: what the volume's marker says or will say; `doubt`: when
 /// the store is whole, if it may not be.
 pub fn claim(head: Option<&Marker>, marker: &Marker, doubt: Option<Doubt>, fault: Fault) -> Marker {
@@ -295,6 +304,16 @@ mod tests {
         let head = claim(Some(&head), &marker(), None, Fault::default());
         assert_eq!((head.state, judged(&head, &[]).torn), (MarkerState::Dirty, None));
         assert_eq!(Doubt::of_lost(5, 60), Doubt { epoch: 4, last: 60 });
+    }
+
+    #[test]
+    fn a_journal_that_has_fewer_epochs_than_its_store_is_an_earlier_copy() {
+        let told = |applied| Marker { applied, ..marker() };
+        assert_eq!(is_older(Some(4), &told(4)), None);
+        assert!(is_older(Some(4), &told(5)).is_some());
+        // One that was made anew has none, and a log that has failed is drained without it.
+        assert_eq!(is_older(None, &told(5)), None);
+        assert_eq!(is_older(Some(4), &Marker { state: MarkerState::Closed, ..told(5) }), None);
     }
 
     #[test]

@@ -329,6 +329,7 @@ impl World {
         }
         run.number += 1;
         let says = self.says(&entry, run.number, MarkerState::Dirty, frontier);
+        let says = Marker { applied: run.destager.applied(), ..says };
         if place.write(&says).is_ok() {
             run.durable_number = run.number;
             self.known = run.number;

@@ -99,6 +99,19 @@ fn an_older_epoch_is_not_put_over_one_that_is_damaged() {
 }
 
 #[test]
+fn an_earlier_copy_of_a_journal_is_not_that_of_a_store_that_has_had_later_epochs() {
+    let (_, disk) = disks();
+    written(&disk, 2, None, &[1, 2, 3]);
+    let torn = |applied, frontier| {
+        let marker = Marker { applied, frontier, ..marker(2) };
+        journal(&disk).read_for(&marker).unwrap().torn.is_some()
+    };
+    // The store may have the last of it, and more than that where marks come behind it.
+    assert!(!torn(0, 0) && !torn(2, 20) && !torn(3, 32));
+    assert!(torn(4, 40));
+}
+
+#[test]
 fn what_cannot_be_read_of_a_journal_does_not_keep_a_volume_from_its_cache() {
     let (store, disk) = disks();
     written(&disk, 2, None, &[1, 2]);

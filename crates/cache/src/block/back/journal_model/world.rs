@@ -137,7 +137,7 @@ enum Next {
 pub(super) struct Run {
     pub(super) records: VolumeLog,
     overlay: Overlay,
-    destager: Destager,
+    pub(super) destager: Destager,
     pub(super) kept: Kept,
     /// The place of its marker.
     pub(super) marker: Option<Marked>,

@@ -485,6 +485,11 @@ impl<B: Clone> WriteLog<B> {
         self.volumes.get(&attachment).filter(joins).map_or(0, |volume| volume.joins)
     }
 
+    /// What a marker is to say of the journal: the last epoch of which the store has all durably.
+    pub fn applied(&self, attachment: u32) -> u64 {
+        self.volumes.get(&attachment).map_or(0, |volume| volume.destager.applied())
+    }
+
     /// Bytes that are on their way to stores and journals.
     pub fn memory(&self) -> u64 {
         self.memory.taken()
