@@ -289,7 +289,7 @@ fn a_start_whose_store_fails_while_a_journal_is_laid_into_it_serves_the_others_a
     // A flush that ends without it says why.
     let (code, out, error) = ask(dir, &["flush", "disk", "--timeout", "1"]);
     assert_eq!(code, 1, "{out}{error}");
-    has(&out, &["disk", "of the write log left", "o space"]);
+    has(&out, &["disk", "of the write log left", "its store fails"]);
     daemon.kill();
     let (code, message) = said(&mut site.serve(&back));
     assert_eq!(code, 1, "{message}");
