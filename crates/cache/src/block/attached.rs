@@ -87,6 +87,8 @@ pub struct Attached {
     changed: OnceLock<(Instant, &'static str)>,
     /// It changes over between writing through and writing back, or goes: by one at a time.
     pub(super) changing: Arc<AtomicBool>,
+    /// An operator has had it written through.
+    pub(super) through_by_choice: AtomicBool,
     /// Its marker says that another has its store: whatever clients ask for fails.
     pub(super) others: AtomicBool,
     /// What the write budget makes of it.
@@ -229,6 +231,7 @@ impl Attached {
             attachment: AtomicU32::new(0),
             changed: OnceLock::new(),
             changing: Arc::default(),
+            through_by_choice: AtomicBool::new(false),
             others: AtomicBool::new(false),
             saves: Mutex::default(),
             counters: VolumeCounters::default(),

@@ -452,7 +452,7 @@ impl World {
                 }
                 if !reads {
                     self.says(|| format!("v{volume}: {} cannot be read", dirty.sequence));
-                    self.log.unread(attachment, &dirty);
+                    self.log.unread(now, attachment, &dirty);
                 }
                 let done = reads && !self.fails();
                 for (sector, number) in numbers {
@@ -732,7 +732,7 @@ impl World {
         let (mut idle, mut in_vain) = (0, 0);
         for _ in 0..100_000 {
             if !self.ios.is_empty() {
-                if !self.ios.iter().all(|io| matches!(io, Io::Step(_))) {
+                if !self.ios.iter().all(|io| matches!(io, Io::Step(_) | Io::Park { .. })) {
                     in_vain = 0;
                 }
                 let which = self.rng.below(self.ios.len() as u64) as usize;
@@ -747,9 +747,10 @@ impl World {
                     false => Ok(()),
                 };
             };
-            // One that is stopped looks whether it still is, from time to time.
+            // One that is stopped looks whether it still is, from time to time, and what cannot be read is read again.
             in_vain += 1;
-            if in_vain > 100 && (0..self.volumes.len()).any(|v| self.is_stopped(v)) {
+            let stays = |v| self.is_stopped(v) || self.rereads(v);
+            if in_vain > 100 && (0..self.volumes.len()).any(stays) {
                 return Ok(());
             }
             if wakes > self.now {

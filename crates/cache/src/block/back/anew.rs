@@ -119,11 +119,14 @@ impl Core {
         back.drains.store(false, Ordering::SeqCst);
     }
 
-    /// Volumes that were to write back when they came, by what they are configured to, and write through: they stay so until they are changed over.
+    /// Volumes that were to write back when they came, by what they are configured to, and write through though no operator wants it: they stay so until
+    /// they are changed over.
     pub fn could_write_back(&self) -> Vec<String> {
         let could = |volume: &std::sync::Arc<super::Attached>| {
             let wished = self.config.wish_of(&volume.name).back.is_some();
-            wished && volume.attachment().is_none() && self.saves(&volume.name).is_none()
+            let chosen = volume.through_by_choice.load(Ordering::Relaxed);
+            let through = volume.attachment().is_none() && volume.had().is_none();
+            wished && through && !chosen && self.saves(&volume.name).is_none()
         };
         self.volumes().iter().filter(|v| could(v)).map(|v| v.name.clone()).collect()
     }

@@ -602,7 +602,12 @@ impl Core {
             )),
             _ => {
                 let left = self.back_status(name).map_or(0, |now| now.status.held.0);
-                self.attended(left, go_on, |go_on| self.changes_over(&volume, wish, go_on))
+                let done =
+                    self.attended(left, go_on, |go_on| self.changes_over(&volume, wish, go_on))?;
+                if done {
+                    volume.through_by_choice.store(wish.back.is_none(), Ordering::Relaxed);
+                }
+                Ok(done)
             }
         }
     }

@@ -295,6 +295,10 @@ fn a_cache_whose_log_failed_is_taken_back_and_its_volumes_write_back_again() {
             assert_eq!(marker(dir.path()), MarkerState::Clean);
             assert!(core.change_over("disk", &wish, &mut |_| true).unwrap());
             assert!(core.could_write_back().is_empty());
+            let through = BackWish::default();
+            assert!(core.change_over("disk", &through, &mut |_| true).unwrap());
+            assert!(core.could_write_back().is_empty(), "it is an operator's wish");
+            assert!(core.change_over("disk", &wish, &mut |_| true).unwrap());
             assert_eq!(core.back_status("disk").unwrap().status.dirty, 0);
             disk.write(4096, [0x20 + round; 4096]).wait().unwrap();
             disk.flush().wait().unwrap();

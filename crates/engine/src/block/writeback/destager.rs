@@ -70,6 +70,10 @@ pub trait Effects {
     fn lists(&mut self, _stored: &[Dirty], skipped: &[Dirty]) -> bool {
         skipped.is_empty()
     }
+    /// Whether `any` may leave out what cannot be read.
+    fn leaves_out(&self) -> bool {
+        true
+    }
     /// A window goes on up to this record, behind what may come to the store next: until all of it is there the store alone is no image. Whether the marker is
     /// to say so before anything of it comes there; ends by [`Destager::said`] then.
     fn joins(&mut self, _last: u64) -> bool {
@@ -444,7 +448,7 @@ impl Destager {
         (most, pressed): (u64, bool),
         fx: &mut impl Effects,
     ) -> Option<Window> {
-        let any = self.config.order == Order::Any;
+        let any = self.config.order == Order::Any && fx.leaves_out();
         self.unlisted = false;
         for skips in [any, false] {
             let window = log.next(durable, most, pressed, skips)?;

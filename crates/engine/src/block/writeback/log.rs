@@ -26,6 +26,7 @@ mod marks;
 mod memory;
 mod parking;
 mod put_aside;
+mod rereading;
 mod slowed;
 mod start;
 mod sums;
@@ -275,6 +276,8 @@ struct Attached {
     bad: Unreadable,
     listing: Option<Unreadable>,
     unread: BTreeMap<u64, (u32, u64)>,
+    /// Those that were lost so, and are read again.
+    rereads: rereading::Rereads,
     /// Bytes that could not be read and were given up by an operator's word, in this run.
     given_up: u64,
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
@@ -483,6 +486,7 @@ impl<B: Clone> WriteLog<B> {
             bad: Unreadable::default(),
             listing: None,
             unread: BTreeMap::new(),
+            rereads: rereading::Rereads::default(),
             read: Marks::default(),
             given_up: 0,
             sums: AllSums::default(),
@@ -546,6 +550,7 @@ impl<B: Clone> WriteLog<B> {
         while volume.unread.first_key_value().is_some_and(|(&sequence, _)| sequence <= position) {
             volume.unread.pop_first();
         }
+        volume.rereads.let_go(position);
         volume.read.let_go(position);
         if volume.log.is_clean() {
             volume.since.clear();

@@ -50,7 +50,7 @@ pub enum Asked<B> {
     },
     /// Flush the journal's device: [`WriteLog::journal_flushed`].
     FlushJournal,
-    /// Read these records, so that they are copied out of the way: [`WriteLog::parked`].
+    /// Read these records, so that they are copied out of the way, or count again though they could not be read: [`WriteLog::parked`].
     Park(Parks),
     /// Have the marker say this, with the frontier: [`WriteLog::marked`]. One at a time.
     Mark(Said, u64),
@@ -123,6 +123,8 @@ struct Takes<'a> {
     bad: Unreadable,
     listing: Option<Unreadable>,
     lists: Option<usize>,
+    /// What cannot be read may be read yet, and there is time: nothing is left out.
+    patient: bool,
     store: Vec<Dirty>,
     flush: bool,
     journal: Option<(u64, u64, Vec<Dirty>)>,
@@ -144,6 +146,7 @@ impl<'a> Takes<'a> {
             bad,
             listing: None,
             lists,
+            patient: false,
             memory,
             attachment,
             volumes,
@@ -174,6 +177,9 @@ impl destager::Effects for Takes<'_> {
         };
         self.listing = fits.then_some(after);
         fits
+    }
+    fn leaves_out(&self) -> bool {
+        !self.patient
     }
     fn joins(&mut self, last: u64) -> bool {
         self.joins = Some(last).filter(|_| self.marked);
@@ -221,6 +227,7 @@ impl<B: Clone> WriteLog<B> {
             if let Some((age, rate)) = volume.age.zip(volume.speed) {
                 volume.destager.limit(age.window(rate));
             }
+            takes.patient = volume.rereads.is_patient() && !hurry;
             let idle = volume.destager.is_idle();
             volume.destager.step(&volume.log, now, durable, (hurry, anywhere), takes);
             if hurry {
@@ -230,7 +237,8 @@ impl<B: Clone> WriteLog<B> {
                 volume.begins(last);
             }
         });
-        out.extend(self.park(now, attachment).map(Asked::Park));
+        let parks = self.park(now, attachment).or_else(|| self.reread(now, attachment));
+        out.extend(parks.map(Asked::Park));
         self.ask_marker(now, attachment, out, asks);
     }
 
