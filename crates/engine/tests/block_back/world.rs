@@ -320,6 +320,7 @@ impl World {
             Io::LogFlush(_, _, mark) => *mark = self.device.borrow().mark(),
             Io::StoreChange(_, _, volume, _, mark) => *mark = self.stores[volume.number].mark(),
             Io::StoreFlush(volume, _, mark) => *mark = self.stores[volume.0 as usize].mark(),
+            Io::Look(_, began) => *began = self.now,
             _ => {}
         }
         self.says(|| format!("begins {io:?}"));
@@ -527,6 +528,10 @@ impl World {
                 let fails = self.marked && *said != Said::Clean && self.rng.chance(0.2);
                 if fails { Some(Landed::Failed) } else { done }
             }
+            Io::Look(..) => {
+                let fails = self.store_fails();
+                if fails { Some(Landed::Failed) } else { done }
+            }
             Io::LogRead(_, _, at, len) => {
                 Some(Landed::Bytes(self.device.borrow().read(*at, *len as usize).to_vec()))
             }
@@ -646,6 +651,16 @@ impl World {
                 let message = Message::Marked { attachment, done: !fails };
                 send(shared, OpId((q as u64) << OP_BITS), message);
                 self.seen.closed += u64::from(said == Said::Clean);
+                Ok(())
+            }
+            Io::Look(attachment, began) => {
+                let (now, shared) = (self.now, &self.life().shared);
+                tell_log(shared, now, |log, asks| {
+                    if !fails {
+                        log.looked(attachment, began, asks);
+                    }
+                    log.look_ended(now, attachment, asks);
+                });
                 Ok(())
             }
             Io::LogRead(q, io, ..) => {

@@ -236,6 +236,7 @@ fn what_makes_a_store_no_image_is_said_before_and_after_a_restart_until_all_of_i
     write(&mut log, 3, 0..BLOCK);
     let steps = |log: &mut WriteLog<Vec<u8>>, now| {
         let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.looked(1, now, &mut asks);
         log.step(now, 1, &mut out, &mut asks);
         carry(log, asks);
         out
@@ -363,6 +364,7 @@ fn log(order: Order, segment: u32, segments: u32) -> WriteLog<Vec<u8>> {
             marked: true,
         },
     );
+    log.looked(1, NOW, &mut Asks::default());
     log
 }
 
@@ -409,6 +411,7 @@ fn write(log: &mut WriteLog<Vec<u8>>, op: u64, range: Range<u64>) {
 fn destage(log: &mut WriteLog<Vec<u8>>, now: Nanos, reads: impl Fn(&Dirty) -> bool) {
     for _ in 0..20 {
         let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.looked(1, now, &mut asks);
         log.step(now, 1, &mut out, &mut asks);
         let mut asked = VecDeque::from(out);
         while let Some(one) = asked.pop_front() {
