@@ -23,6 +23,7 @@ use larder_engine::block::node::queue::Queue;
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{Config, Found, Said};
+use larder_engine::block::writeback::marker::LOOK;
 use larder_engine::block::writeback::throttle::Age;
 use larder_engine::block::writeback::volume_log::{Grain, Order};
 use larder_engine::block::{IoFailed, Merge, OpId, SlotId};
@@ -816,8 +817,10 @@ impl World {
     fn pass(&mut self, far: bool) -> Checked {
         let now = self.now;
         let wakes = self.life().shared.log.borrow().wakes(now);
+        // (A look that takes a minute is as with a store that fails.)
+        let looks = self.doing.iter().any(|doing| matches!(doing.io, Io::Look(..)));
         self.now = match wakes {
-            Some(at) if !far => at.max(self.now),
+            Some(at) if !far && (!looks || at <= now + LOOK) => at.max(self.now),
             _ => Nanos(self.now.0 + self.rng.below(60_000_000)),
         };
         self.due()
