@@ -131,6 +131,10 @@ pub struct Destager {
     said: bool,
     /// Its store may be another's.
     halted: bool,
+    /// Its store is known to have been nobody else's a moment ago; that is all that something waits for; and what does not go on rests.
+    sees: bool,
+    unseen: bool,
+    aside: bool,
     /// How often windows and epochs were begun, or begun again.
     attempts: u64,
     /// No window can begin: the log has no room to list what would be left out behind it.
@@ -179,6 +183,9 @@ impl Destager {
             said: false,
             unlisted: false,
             halted: false,
+            sees: true,
+            unseen: false,
+            aside: false,
             attempts: 0,
             anew: false,
             told: 0,
@@ -284,6 +291,26 @@ impl Destager {
         self.halted = halted;
     }
 
+    /// Whether its store is known to be nobody else's (`sees`): nothing is sent there, nor to the journal, before it is; and whether what cannot go on rests
+    /// until it is begun again (`aside`).
+    pub fn see(&mut self, sees: bool, aside: bool) {
+        (self.sees, self.aside) = (sees, aside);
+        self.unseen &= !sees;
+    }
+
+    /// Whether something would be sent if that were known.
+    pub fn is_unseen(&self) -> bool {
+        self.unseen
+    }
+
+    /// Nothing begins: what is under way ends, or rests.
+    pub fn rest(&mut self, fx: &mut impl Effects) {
+        self.unseen = false;
+        if self.phase == Phase::Writing {
+            self.tell(fx);
+        }
+    }
+
     /// The window waits for the end of that.
     fn rests(&mut self) {
         self.phase = Phase::Paused(Nanos::ZERO);
@@ -369,7 +396,13 @@ impl Destager {
             self.drops();
         }
         match self.phase {
-            Phase::Paused(until) if now >= until => return self.again(now, fx),
+            Phase::Paused(until) if now >= until => {
+                self.unseen = !self.sees;
+                if self.sees {
+                    self.again(now, fx);
+                }
+                return;
+            }
             Phase::Idle => {}
             // It may have waited for memory.
             Phase::Writing => return self.tell(fx),
@@ -390,6 +423,11 @@ impl Destager {
         }
         let journaled = matches!(self.config.order, Order::Journaled(_));
         let most = if journaled { fx.epoch(self.most()) } else { self.most() };
+        if !self.sees {
+            let any = self.config.order == Order::Any;
+            self.unseen = log.next(durable, most, pressed, any).is_some();
+            return;
+        }
         let Some(window) = self.choose(log, durable, (most, pressed), fx) else { return };
         self.each = each(&self.pieces);
         let epoch = self.pieces.iter().map(Dirty::memory).sum();
@@ -502,13 +540,19 @@ impl Destager {
             }
             return;
         }
-        while self.told - self.ended < depth && !self.failed {
+        while self.told - self.ended < depth && !self.failed && self.sees {
             let Some(&dirty) = self.pieces.get(self.told) else { break };
             if !fx.takes(dirty.memory()) {
                 break;
             }
             self.told += 1;
             fx.store(self.told as u32 - 1, dirty);
+        }
+        if self.told < self.pieces.len() && !self.failed {
+            if self.told == self.ended && self.aside {
+                return self.rests();
+            }
+            self.unseen = !self.sees;
         }
         if self.told > self.ended || self.failed || self.told < self.pieces.len() {
             return;

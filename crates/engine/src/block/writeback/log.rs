@@ -22,6 +22,7 @@ mod destage;
 mod due;
 mod failing;
 mod footers;
+mod looked;
 mod marks;
 mod memory;
 mod parking;
@@ -43,6 +44,7 @@ use larder_format::block::write_log::{SegmentGeometry, footer};
 pub use batches::ToWrite;
 pub use closing::{Kept, Said, Stands};
 pub use destage::{Asked, Lies, Status};
+pub use looked::FRESH;
 pub use marks::{MarkState, NOBODY};
 pub use memory::{MEMORY_OF_BLOCK, most_on_its_way};
 pub use parking::Parks;
@@ -325,8 +327,9 @@ struct Attached {
     refuses: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
-    /// It has a marker.
+    /// It has a marker, and when that was looked at.
     marked: bool,
+    looked: looked::Looked,
     /// How far it is, if the log has failed.
     closing: Option<closing::Closing>,
     marks: marks::Marks,
@@ -514,6 +517,7 @@ impl<B: Clone> WriteLog<B> {
             refuses: false,
             destaged: 0,
             marked,
+            looked: looked::Looked::default(),
             closing: None,
             marks: marks::Marks::default(),
         };
@@ -896,6 +900,10 @@ impl Attached {
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
+        if self.awaits_look().is_some() {
+            let marks = self.closing.as_ref().and_then(closing::Closing::wakes);
+            return marks.into_iter().chain(self.asks_again()).min();
+        }
         if let Some(closing) = &self.closing {
             let rests = self.aside || self.halted;
             let paused = closing.begun() && !self.destager.is_idle() && !rests;

@@ -489,6 +489,7 @@ impl<H: Host> Queue<H> {
                 }
                 Asked::FlushJournal => fx.journal_flush(attachment),
                 Asked::Mark(said, frontier) => fx.marker_write(attachment, said, frontier),
+                Asked::Look => fx.marker_look(attachment),
             }
         }
     }

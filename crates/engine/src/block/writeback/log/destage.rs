@@ -54,6 +54,8 @@ pub enum Asked<B> {
     Park(Parks),
     /// Have the marker say this, with the frontier: [`WriteLog::marked`]. One at a time.
     Mark(Said, u64),
+    /// Look at the marker: [`WriteLog::looked`] if it names no other holder, and [`WriteLog::look_ended`] in any case. One at a time.
+    Look,
 }
 
 /// How a volume is doing.
@@ -221,7 +223,7 @@ impl<B: Clone> WriteLog<B> {
         let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
             if volume.aside || volume.halted {
-                return;
+                return volume.destager.rest(takes);
             }
             let (hurry, anywhere) = volume.presses(now, starved);
             if let Some((age, rate)) = volume.age.zip(volume.speed) {
@@ -321,14 +323,17 @@ impl<B: Clone> WriteLog<B> {
     ) {
         let (volumes, starved) = (self.volumes.len(), self.full);
         let lists = self.lists(attachment);
+        let sees = self.volumes.get(&attachment).is_some_and(|volume| self.sees(volume, now));
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         volume.makes_way(now, starved);
         volume.destager.halt(volume.halted);
+        volume.destager.see(sees, volume.aside);
         let bad = (volume.bad.clone(), lists);
         let mut takes = Takes::new(&mut self.memory, attachment, volumes, bad);
         takes.marked = volume.marked;
         let idle = volume.destager.is_idle();
         f(volume, &mut takes);
+        volume.ask_look(now, out);
         if volume.destager.is_idle() {
             if !idle {
                 asks.steps.push(attachment);
@@ -585,6 +590,7 @@ impl Attached {
         };
         // (Where marks alone count, what comes behind the last one rests until the next.)
         let waits = self.wants_marks() && !anywhere && !self.log.is_cut(self.log.acknowledged());
+        let waits = waits || self.awaits_look().is_some();
         let rests =
             self.aside || self.halted || waits || self.lacks_mark((now, durable, starved), part);
         self.throttle.time_left(now, self.log.held()).filter(|_| moves && !rests)

@@ -1,4 +1,4 @@
-//! Volumes whose store fails: who waits at their bound is told so in the end.
+//! Volumes whose store fails, or whose marker does not say whose that is: who waits at their bound is told so in the end.
 
 use larder_base::Nanos;
 
@@ -9,11 +9,11 @@ use super::{Asks, Attached, WriteLog};
 const LONG: Nanos = Nanos::from_secs(60);
 
 impl<B: Clone> WriteLog<B> {
-    /// What waits for room is answered as failed where the store of its volume has failed for long: its client would wait for ever. What is logged stays, and
+    /// What waits for room is answered as failed where nothing has come to the store of its volume for long: its client would wait for ever. What is logged stays, and
     /// comes to the store when that works again.
     pub(super) fn fail_late(&mut self, now: Nanos, asks: &mut Asks<B>) {
         let written = self.counts_written();
-        let late = |v: &Attached| v.destager.failing_since().is_some_and(|at| now >= at + LONG);
+        let late = |v: &Attached| v.failing_since().is_some_and(|at| now >= at + LONG);
         let late: Vec<u32> =
             self.volumes.iter().filter(|(_, v)| late(v)).map(|(&n, _)| n).collect();
         for attachment in late {
@@ -28,7 +28,7 @@ impl<B: Clone> WriteLog<B> {
 
     /// When [`WriteLog::fail_late`] has something to do of a volume.
     pub(super) fn fails_late(&self, volume: &Attached, now: Nanos) -> Option<Nanos> {
-        let late = volume.destager.failing_since()? + LONG;
+        let late = volume.failing_since()? + LONG;
         let waits = self.waiting.iter().any(is_change_of(volume.attachment));
         let is_asked = volume.pending.front().is_some_and(|pending| pending.op.is_some());
         let waits = waits || is_asked && volume.is_at_bound(now, self.counts_written());

@@ -237,6 +237,7 @@ fn what_makes_a_store_no_image_is_said_before_and_after_a_restart_until_all_of_i
     write(&mut log, 3, 0..BLOCK);
     let steps = |log: &mut WriteLog<Vec<u8>>, now| {
         let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.looked(1, now, &mut asks);
         log.step(now, 1, &mut out, &mut asks);
         carry(log, asks);
         // (What is read again is not answered.)
@@ -366,6 +367,7 @@ pub(in super::super) fn log(order: Order, segment: u32, segments: u32) -> WriteL
             marked: true,
         },
     );
+    log.looked(1, NOW, &mut Asks::default());
     log
 }
 
@@ -416,6 +418,7 @@ pub(in super::super) fn destage(
 ) {
     for _ in 0..20 {
         let (mut out, mut asks) = (Vec::new(), Asks::default());
+        log.looked(1, now, &mut asks);
         log.step(now, 1, &mut out, &mut asks);
         let mut asked = VecDeque::from(out);
         while let Some(one) = asked.pop_front() {
