@@ -23,6 +23,7 @@ mod due;
 mod failing;
 mod footers;
 mod looked;
+mod lying;
 mod marks;
 mod memory;
 mod parking;
@@ -45,6 +46,7 @@ pub use batches::ToWrite;
 pub use closing::{Kept, Said, Stands};
 pub use destage::{Asked, Lies, Status};
 pub use looked::FRESH;
+use lying::{pin, unpin};
 pub use marks::{MarkState, NOBODY};
 pub use memory::{MEMORY_OF_BLOCK, most_on_its_way};
 pub use parking::Parks;
@@ -945,57 +947,5 @@ impl Attached {
             true => self.throttle.due_slowed(now, self.log.held(), room),
             false => self.throttle.due(now, self.log.held(), room),
         }
-    }
-
-    /// Where a dirty stretch lies.
-    fn lies<B: Clone>(
-        &self,
-        config: &Config,
-        kept: &closing::Payloads<B>,
-        dirty: &super::overlay::Dirty,
-    ) -> Option<Lies<B>> {
-        let here = kept.of(self.attachment, &self.log, dirty).map(Lies::Here);
-        here.or_else(|| self.piece(config, dirty).map(Lies::Log))
-    }
-
-    /// Where a dirty stretch lies on the device.
-    fn piece(&self, config: &Config, dirty: &super::overlay::Dirty) -> Option<Piece> {
-        use larder_format::block::write_log::pieces;
-        if dirty.holds != Holds::Bytes {
-            return None;
-        }
-        let logged = self.log.record(dirty.sequence)?;
-        let sums = self.sums.get(dirty.sequence, self.log.frontier())?;
-        let from = dirty.at - logged.at;
-        let cover = pieces::cover(from..from + dirty.len, logged.len);
-        let (first, end) =
-            (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
-        Some(Piece {
-            at: dirty.at,
-            len: dirty.len,
-            // Where the record lies now: it may have been parked since the stretch was looked at.
-            place: config.at + logged.place + cover.start,
-            bytes: (cover.end - cover.start) as u32,
-            skip: (from - cover.start) as u32,
-            sums: Sums::new(sums.as_slice().get(first as usize..end as usize)?),
-            pin: match self.parked.get(self.parked.below(0, dirty.sequence)) {
-                Some([of, generation]) if of == dirty.sequence => Pin::Parked(generation),
-                _ => Pin::Batch(logged.batch),
-            },
-        })
-    }
-}
-
-fn pin(segments: &mut Segments, of: Pin) {
-    match of {
-        Pin::Batch(batch) => segments.pin(batch),
-        Pin::Parked(generation) => segments.pin_parked(generation),
-    }
-}
-
-fn unpin(segments: &mut Segments, of: Pin) {
-    match of {
-        Pin::Batch(batch) => segments.unpin(batch),
-        Pin::Parked(generation) => segments.unpin_parked(generation),
     }
 }
