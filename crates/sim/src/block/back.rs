@@ -118,6 +118,8 @@ impl Stated {
         };
         Ok(Back {
             stated: *self,
+            #[cfg(test)]
+            config,
             depth,
             log: RefCell::new(WriteLog::new(config)),
             volumes: RefCell::default(),
@@ -161,6 +163,9 @@ struct Looked {
 /// The write log of a cache, and the volumes in it.
 pub(super) struct Back {
     stated: Stated,
+    /// What the log is built from.
+    #[cfg(test)]
+    pub config: Config,
     /// Requests to a store under way at a time.
     depth: u32,
     pub log: RefCell<WriteLog<Blank>>,

@@ -45,7 +45,9 @@ use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
 pub(crate) use error::BlockError;
-pub use given::{Carried, Given, GivenAnswer, GivenBlock, GivenError, GivenLeft, Octets, Warmth};
+pub use given::{
+    Carried, Given, GivenAnswer, GivenBlock, GivenError, GivenLeft, Octets, Warmth, WritesBack,
+};
 pub use spec::{Block, Load, Select};
 pub(crate) use world::Answered;
 
