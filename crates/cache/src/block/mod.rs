@@ -459,7 +459,7 @@ impl Core {
         if failed == FlashError::Device && (count <= 10 || count.is_power_of_two()) {
             tracing::warn!(
                 count,
-                "the cache device did not {what}: {error}; served by the backing store"
+                "the cache device did not {what}: {error}; what the stores have too is served by them"
             );
         }
         failed
