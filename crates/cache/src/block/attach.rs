@@ -12,13 +12,14 @@ use larder_engine::block::volumes::Found;
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
-use super::attended::{finishes, is_unwanted};
+use super::attended::{Asker, finishes, is_unwanted};
 use super::back::{self, Alone, BackWish};
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::steps::At;
 use super::{Core, Mailbox};
 use crate::block::volume::Volume;
+use larder_volume::Backing;
 
 /// How far a detach is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,11 @@ pub enum Detaching {
 
 /// A volume that comes is planned for so often at most, where others come, grow and go meanwhile.
 const PLANS: usize = 16;
+
+fn not_waited_for(name: &str) -> CacheError {
+    let reason = "whoever asked for it waits no longer".to_owned();
+    CacheError::NotYet { name: name.to_owned(), reason }
+}
 
 /// What a detach hears of its volume.
 type GoOn<'a> = &'a mut dyn FnMut(Detaching) -> bool;
@@ -68,18 +74,42 @@ impl Core {
         self.comes(volume, trust, wish)
     }
 
-    /// The same for somebody who may wait no longer: `go_on` may say no while something does not answer.
+    /// The same for somebody who may wait no longer: `go_on` hears what does not answer, if something is waited for, and may say no.
     ///
     /// # Errors
-    /// As [`Core::attach_as`], and when `go_on` has said no.
+    /// As [`Core::attach_as`], and when `go_on` has said no: then it is not attached.
     pub fn attach_while(
         &self,
         volume: &Arc<Volume>,
         trust: bool,
         wish: &BackWish,
-        go_on: &mut dyn FnMut() -> bool,
+        go_on: &mut dyn FnMut(Option<&str>) -> bool,
     ) -> Result<Result<(), String>, CacheError> {
-        self.attended((), &mut |()| go_on(), |_| self.comes(volume, trust, wish))
+        self.hears_what(go_on, || self.comes(volume, trust, wish))
+    }
+
+    /// A store that was opened to be read only, as it is to be served ([`back::view`]), for somebody who may wait no longer.
+    ///
+    /// # Errors
+    /// As of [`back::view`], and when `go_on` has said no.
+    pub fn view_while(
+        &self,
+        name: &str,
+        store: Box<dyn Backing>,
+        wish: &BackWish,
+        go_on: &mut dyn FnMut(Option<&str>) -> bool,
+    ) -> Result<Box<dyn Backing>, CacheError> {
+        self.hears_what(go_on, || back::view(name, store, wish))
+    }
+
+    fn hears_what<R: Send>(
+        &self,
+        go_on: &mut dyn FnMut(Option<&str>) -> bool,
+        work: impl FnOnce() -> Result<R, CacheError> + Send,
+    ) -> Result<R, CacheError> {
+        let asker = Arc::<Asker>::default();
+        let mut hears = |()| go_on(asker.waits_for().as_deref());
+        self.attended_by(&asker, (), &mut hears, |_| work())
     }
 
     fn comes(
@@ -103,11 +133,20 @@ impl Core {
         }
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
+            if is_unwanted() {
+                return Err(not_waited_for(&name));
+            }
             if let Some(taken_up) = self.take_up(volume, &comer)? {
-                if let Err(error) = self.begin_back(volume, wish) {
+                let begun = match is_unwanted() {
+                    true => Err(not_waited_for(&name)),
+                    false => self.begin_back(volume, wish),
+                };
+                if let Err(error) = begun {
                     finishes();
                     if self.volume(&name).is_some() {
-                        self.detach(&name, true, &mut |_| true)?;
+                        // Nobody has written to it. A store that does not answer is not waited for.
+                        let mut goes = |how| !matches!(how, Detaching::Durable(_));
+                        self.detach(&name, true, &mut goes)?;
                     }
                     return Err(error);
                 }
@@ -146,7 +185,7 @@ impl Core {
         attached.came(&decided);
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let mut io = At { core: self, of: attached, go_on: &mut |_| true };
+        let mut io = At { core: self, of: attached, go_on: &mut |_| !is_unwanted() };
         match self.carry_over(&mut operation, &mut io, Operation::attach_step)? {
             Ok(()) => {}
             Err(NotDone::Overtaken) => return Ok(None),

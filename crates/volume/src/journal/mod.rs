@@ -25,8 +25,9 @@ use larder_base::ByteSize;
 use larder_format::Uuid;
 use larder_format::block::marker::Marker;
 
+use crate::marker::Image;
 use crate::peer::is_here;
-use crate::{Backing, Timeouts, Uri};
+use crate::{Backing, Peer, Timeouts, Uri};
 
 /// Behind the name of an image: its journal, unless another place is named.
 const SUFFIX: &str = ".larder.journal";
@@ -226,6 +227,11 @@ pub trait JournalPlace: Send {
         false
     }
 
+    /// A call that nobody waits for any more is under way: what it writes may come yet.
+    fn is_away(&mut self) -> bool {
+        false
+    }
+
     /// No part holds an epoch any more. The head stays.
     ///
     /// # Errors
@@ -261,6 +267,43 @@ pub struct PlaceOptions {
     pub timeout: Timeouts,
 }
 
+/// What is known of a store by which its journal's place is found: that may hang, and another thread finds it then, without the store.
+#[derive(Clone, Debug)]
+pub struct StoreNames {
+    uri: String,
+    image: Option<Image>,
+    peer: Option<Peer>,
+}
+
+impl StoreNames {
+    /// Those of this store.
+    pub fn of(store: &dyn Backing) -> StoreNames {
+        StoreNames { uri: store.uri().to_owned(), image: store.image(), peer: store.peer() }
+    }
+
+    /// As it was named.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// The file or block device that it is, if it is one.
+    pub fn image(&self) -> Option<&Image> {
+        self.image.as_ref()
+    }
+
+    /// Whether a place is the store itself.
+    fn are_at(&self, uri: &Uri) -> Result<bool, String> {
+        if let Some(peer) = &self.peer {
+            let other = Peer::of(uri)?;
+            return Ok(other.is_some_and(|other| peer.likeness(&other) == crate::Likeness::Same));
+        }
+        if let (Some(image), Uri::File { path }) = (&self.image, uri) {
+            return Ok(image.is_at(path));
+        }
+        Ok(self.uri.parse::<Uri>().is_ok_and(|own| own == *uri))
+    }
+}
+
 /// Where a journal lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
@@ -276,11 +319,18 @@ impl Site {
     /// # Errors
     /// [`JournalError::NoPlace`] where the store has none and none was named; `Option` if what was named cannot be one.
     pub fn of(store: &dyn Backing, at: Option<&str>) -> Result<Site, JournalError> {
-        let none =
-            |why: &str| JournalError::NoPlace { store: store.uri().to_owned(), why: why.into() };
+        Site::of_names(&StoreNames::of(store), at)
+    }
+
+    /// The same, without the store.
+    ///
+    /// # Errors
+    /// As [`Site::of`].
+    pub fn of_names(store: &StoreNames, at: Option<&str>) -> Result<Site, JournalError> {
+        let none = |why: &str| JournalError::NoPlace { store: store.uri.clone(), why: why.into() };
         let Some(option) = at else {
-            let uri = match store.uri().parse::<Uri>() {
-                Ok(Uri::File { .. }) => match store.image() {
+            let uri = match store.uri.parse::<Uri>() {
+                Ok(Uri::File { .. }) => match &store.image {
                     Some(image) if !image.is_device() => Uri::File { path: beside(image.path()) },
                     _ => return Err(none("it is a block device")),
                 },
@@ -294,9 +344,13 @@ impl Site {
         };
         let bad = |reason: String| JournalError::Option { option: option.to_owned(), reason };
         let uri = crate::uri::path_or_uri(option).map_err(bad)?;
+        #[cfg(any(test, feature = "testing"))]
+        if let Uri::File { path } = &uri {
+            crate::testing::answers(path);
+        }
         let beside =
-            store.uri().parse::<Uri>().is_ok_and(|own| own == uri) && matches!(uri, Uri::S3 { .. });
-        if !beside && is_store(store, &uri).map_err(bad)? {
+            store.uri.parse::<Uri>().is_ok_and(|own| own == uri) && matches!(uri, Uri::S3 { .. });
+        if !beside && store.are_at(&uri).map_err(bad)? {
             return Err(bad("is the volume's own store: name another place".into()));
         }
         Ok(Site { uri, beside })
@@ -310,18 +364,26 @@ impl Site {
         }
     }
 
+    /// What it is called before it is open, for people.
+    pub fn describe(&self) -> String {
+        match &self.uri {
+            Uri::File { path } => format!("journal '{}'", path.display()),
+            uri => format!("journal '{uri}'"),
+        }
+    }
+
     /// It goes with this host, and the store does not, as far as that can be told.
     ///
     /// # Errors
     /// When an address cannot be looked up.
-    pub fn is_lost_with_this_host(&self, store: &dyn Backing) -> Result<bool, JournalError> {
+    pub fn is_lost_with_this_host(&self, store: &StoreNames) -> Result<bool, JournalError> {
         if self.beside {
             return Ok(false);
         }
         let here = |uri: &Uri| {
             is_here(uri).map_err(|reason| JournalError::Option { option: uri.to_string(), reason })
         };
-        let store = store.uri().parse::<Uri>();
+        let store = store.uri.parse::<Uri>();
         Ok(here(&self.uri)? && !store.map_or(Ok(true), |uri| here(&uri))?)
     }
 
@@ -364,16 +426,4 @@ pub fn beside(image: &Path) -> PathBuf {
     let mut name = image.as_os_str().to_owned();
     name.push(SUFFIX);
     PathBuf::from(name)
-}
-
-/// Whether a place is the store itself.
-fn is_store(store: &dyn Backing, uri: &Uri) -> Result<bool, String> {
-    if let Some(peer) = store.peer() {
-        let other = crate::Peer::of(uri)?;
-        return Ok(other.is_some_and(|other| peer.likeness(&other) == crate::Likeness::Same));
-    }
-    if let (Some(image), Uri::File { path }) = (store.image(), uri) {
-        return Ok(image.is_at(path));
-    }
-    Ok(store.uri().parse::<Uri>().is_ok_and(|own| own == *uri))
 }

@@ -161,7 +161,7 @@ fn places_are_named_by_path_or_uri_and_the_store_itself_is_none() {
     let store = open_with(&uri, &OpenOptions::default()).unwrap();
     let beside = Site::of(&*store, None).unwrap();
     assert_eq!(beside.path(), Some(&*dir.path().join("disk.larder.journal")));
-    assert!(beside.beside && !beside.is_lost_with_this_host(&*store).unwrap());
+    assert!(beside.beside && !beside.is_lost_with_this_host(&StoreNames::of(&*store)).unwrap());
     for own in [path.display().to_string(), uri.to_string()] {
         let error = Site::of(&*store, Some(&own)).unwrap_err().to_string();
         assert!(error.contains("the volume's own store"), "{error}");
@@ -173,7 +173,7 @@ fn places_are_named_by_path_or_uri_and_the_store_itself_is_none() {
         assert!(error.is_usage() && error.to_string().contains(words), "{error}");
     }
     let other = Site::of(&*store, Some("/other")).unwrap();
-    assert!(!other.is_lost_with_this_host(&*store).unwrap(), "the store is here too");
+    assert!(!other.is_lost_with_this_host(&StoreNames::of(&*store)).unwrap(), "the store is here too");
 }
 
 /// A store of that name, of which nothing else is asked.
@@ -220,7 +220,7 @@ fn a_journal_here_before_a_store_elsewhere_is_known() {
         let options = OpenOptions { lease: false, ..OpenOptions::default() };
         let store = Named(store, open_with(&uri, &options).unwrap());
         let site = Site::of(&store, Some(journal)).unwrap();
-        let found = site.is_lost_with_this_host(&store).unwrap();
+        let found = site.is_lost_with_this_host(&StoreNames::of(&store)).unwrap();
         assert_eq!(found, lost, "{} {journal}", store.0);
     }
     for none in ["nbd://192.0.2.1/a", "nbd+unix:///a?socket=/s"] {

@@ -21,7 +21,7 @@ use super::start::{
     place_to_look, refused, volume_error,
 };
 use super::{
-    Asking, BACK, BackConfig, BackWish, LogSize, MarkerAt, check_bounds, order_words, site,
+    Asking, BACK, BackConfig, BackWish, LogSize, MarkerAt, check_bounds, order_words,
 };
 
 /// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
@@ -58,7 +58,8 @@ pub(in crate::block) fn check(
                 back.check_bound(size_of(&area)).map_err(|e| volume_error(name, e.to_string()))?;
                 back.age().map_err(|e| volume_error(name, e.to_string()))?;
                 if back.is_journaled() {
-                    site::site(volume.backing(), &wish.journal, path)
+                    asking
+                        .journal_site(volume.backing(), &wish.journal, path)
                         .map_err(|why| no_journal(name, why))?;
                 }
                 look(volume, (&wish, asking), sb)?;

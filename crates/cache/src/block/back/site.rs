@@ -3,8 +3,7 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use larder_volume::Backing;
-use larder_volume::journal::{JournalError, Site};
+use larder_volume::journal::{JournalError, Site, StoreNames};
 
 use super::journal::JournalAt;
 
@@ -54,8 +53,8 @@ impl NoJournal {
 ///
 /// # Errors
 /// [`NoJournal`].
-pub(super) fn site(store: &dyn Backing, at: &JournalAt, cache: &Path) -> Result<Site, NoJournal> {
-    let site = Site::of(store, at.at.as_deref())?;
+pub(super) fn site(store: &StoreNames, at: &JournalAt, cache: &Path) -> Result<Site, NoJournal> {
+    let site = Site::of_names(store, at.at.as_deref())?;
     if let Some(path) = site.path() {
         let on = |itself| NoJournal::OnCache {
             journal: path.display().to_string(),
@@ -66,8 +65,7 @@ pub(super) fn site(store: &dyn Backing, at: &JournalAt, cache: &Path) -> Result<
         if same.is_some_and(|(journal, cache)| journal == cache) {
             return Err(on(true));
         }
-        let image = store.image();
-        let store = image.as_ref().and_then(|image| disk_of(image.path()));
+        let store = store.image().and_then(|image| disk_of(image.path()));
         let (journal, cache) = (disk_of(path), disk_of(cache));
         // (Where the store is there too, all three are lost together.)
         if journal.is_some() && journal == cache && journal != store {

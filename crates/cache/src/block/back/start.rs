@@ -18,7 +18,7 @@ use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _, Payload};
 use larder_volume::journal::{Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions};
-use larder_volume::{Backing, Flushing, Timeouts};
+use larder_volume::{Backing, Flushing};
 
 use super::super::Core;
 use super::super::attached::Attached;
@@ -28,7 +28,7 @@ use super::ends::say_void;
 use super::journal::{Coming, Journal};
 use super::steps::{Begins, Way};
 use super::{
-    Asking, BACK, Back, BackConfig, BackWish, MarkerAt, NoJournal, Order, order_words, site,
+    Asking, BACK, Back, BackConfig, BackWish, MarkerAt, NoJournal, Order, order_words,
 };
 
 /// The volume's own of what is wrong with it.
@@ -785,15 +785,17 @@ pub(super) fn no_journal(name: &str, why: NoJournal) -> CacheError {
 /// Where the journal of a volume is to be.
 fn journal_site(core: &Core, volume: &Attached, wish: &BackWish) -> Result<Site, CacheError> {
     let store = volume.volume().backing();
-    site::site(store, &wish.journal, core.path()).map_err(|why| no_journal(&volume.name, why))
+    let found = Asking::of(&core.config).journal_site(store, &wish.journal, core.path());
+    found.map_err(|why| no_journal(&volume.name, why))
 }
 
 /// The journal of a volume, to be written.
 pub(super) fn open_journal(
+    asking: Asking,
     volume: &Attached,
     site: &Site,
     names: &[Uuid],
 ) -> Result<Journal, CacheError> {
-    let opened = Journal::open(site, names, Use::Make, Timeouts::default());
+    let opened = Journal::open_by(asking, site, names, Use::Make);
     opened.map_err(|e| no_journal(&volume.name, e.into()))
 }
