@@ -9,7 +9,7 @@ use larder_engine::block::node::operator::steps::Waits;
 use larder_engine::block::node::operator::{NotDone, Operation};
 use larder_engine::block::node::start::places::{Comer, NoPlace};
 use larder_engine::block::volumes::Found;
-use larder_format::block::VolumeState;
+use larder_format::block::{BlockSuperblock, VolumeState};
 
 use super::attached::Attached;
 use super::attended::{Asker, finishes, is_unwanted};
@@ -125,10 +125,16 @@ impl Core {
         }
         self.may_be_recorded(&name)?;
         self.check_state_dir(&name)?;
-        if wish.back.is_some()
-            && let Some(sb) = self.on_log(|log| log.line_space().cloned())?
+        let sb = self.on_log(|log| log.line_space().cloned())?;
+        if wish.back.is_none()
+            && let Some(sb) = &sb
         {
-            // Before this cache knows the store by what it is now.
+            // Before this cache knows it by what it is now, or lets go of its lines.
+            self.is_not_dirty_here(volume, wish, sb)?;
+        }
+        if let Some(sb) = sb.filter(|_| wish.back.is_some()) {
+            // Before anything is made, and before this cache knows the store by what it is now.
+            back::may_be_journaled(volume, (wish, back::Asking::of(&self.config)), self.path())?;
             back::look(volume, (wish, back::Asking::of(&self.config)), &sb)?;
         }
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
@@ -154,6 +160,29 @@ impl Core {
             }
         }
         Err(CacheError::NotYet { name, reason: OVERTAKEN.to_owned() })
+    }
+
+    /// A volume that is not to write back: what this cache has of it is in its store.
+    ///
+    /// # Errors
+    /// When it is not.
+    fn is_not_dirty_here(
+        &self,
+        volume: &Volume,
+        wish: &BackWish,
+        sb: &BlockSuperblock,
+    ) -> Result<(), CacheError> {
+        let name = volume.name();
+        let record = sb.volumes.iter().find(|v| v.name == name).and_then(|v| v.write_back);
+        let Some(record) = record.filter(|record| record.holds.may_be_dirty()) else {
+            return Ok(());
+        };
+        let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
+        let how = (closed || !self.is_enabled(), false);
+        let asking = back::Asking::of(&self.config);
+        let of = (name, volume.backing());
+        let cache = (sb.uuid, sb.epoch);
+        back::check_through(of, Some(&record), cache, (wish, asking), how, &sb.volumes).map(drop)
     }
 
     /// Plans where a volume goes, and carries it through. `None` if another volume has come, grown or gone meanwhile so that the plan holds no more.

@@ -285,7 +285,8 @@ impl Attached {
             return self.flusher.flush(Duration::from_nanos(timeout.0));
         }
         let _waits = waits_for(&format!("store '{}'", self.volume.backing().uri()));
-        let (number, until) = (self.flusher.want(), Instant::now() + Duration::from_nanos(timeout.0));
+        let (number, until) =
+            (self.flusher.want(), Instant::now() + Duration::from_nanos(timeout.0));
         loop {
             let durable = self.flusher.wait(number, LOOK);
             if durable.is_some() || is_unwanted() || Instant::now() >= until {

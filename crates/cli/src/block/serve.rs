@@ -8,15 +8,13 @@ use larder_block::backing::{self, Uri};
 use larder_block::cache::back::{BackWish, marker_answers, most_on_its_way, size_of, view};
 use larder_block::cache::later::{ComesLater, open_what_answers};
 use larder_block::cache::{CacheConfig, CacheError, Cached, RulesConfig, Warmth, open, without};
-use larder_block::control::{
-    Absent, Control, ControlServer, HowOpened, Lacks, OpenStore, http,
-};
+use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, OpenStore, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::map::Making;
 use larder_engine::block::node::defaults::{self, SizeError};
-use larder_engine::block::node::share::check_floors;
+use larder_engine::block::node::share::{check_floors, check_once};
 use larder_format::block::Layout;
 use larder_policy::block::BlockAdmissionConfig;
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
@@ -133,10 +131,16 @@ fn serve(args: &Settings, stops: &mut Option<Stops>) -> Result<(), CliError> {
     let stops: &Stops = stops.insert(Stops::watch(signals::take()?)?);
     let budget = args.drive.budget().map_err(|e| usage(&e))?;
     let record = args.recording.config().map_err(|e| usage(&e))?;
-    for (name, _) in &args.shares {
+    check_once(&args.shares).map_err(|e| usage(&format!("--share {e}")))?;
+    for (name, share) in &args.shares {
+        Volumes::check_name(name).map_err(|e| usage(&format!("--share {name}={share}: {e}")))?;
         // A volume that is attached later has its share too; a name that is mistyped is worth a word.
         if !args.volumes.iter().any(|v| v.0 == *name) {
-            warn!("--share {name}: no --volume has that name; it holds when one is attached");
+            let names: Vec<&str> = args.volumes.iter().map(|(name, _)| name.as_str()).collect();
+            warn!(
+                "--share {name}={share}: no --volume is called '{name}' (these are: {}): it holds when a volume of that name is attached; else correct the name",
+                names.join(", ")
+            );
         }
     }
     for name in &args.read_only_volumes {

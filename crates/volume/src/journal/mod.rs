@@ -364,6 +364,29 @@ impl Site {
         }
     }
 
+    /// Whether it is where the store's marker is, or would be: `marker` is as it was said, `None` where that is beside the store.
+    pub fn is_markers(&self, store: &StoreNames, marker: Option<&str>) -> bool {
+        let marker = match (marker, store.image()) {
+            (Some(said), _) => crate::uri::path_or_uri(said).ok(),
+            (None, Some(image)) if !image.is_device() => {
+                // Wherever links lead to it from.
+                let path = image.path().canonicalize().unwrap_or_else(|_| image.path().to_owned());
+                let path = crate::marker::beside(&path);
+                Some(Uri::File { path })
+            }
+            (None, _) => None,
+        };
+        match (&self.uri, marker) {
+            (Uri::File { path }, Some(Uri::File { path: marker })) => is_one_place(path, &marker),
+            (Uri::S3 { .. }, _) | (_, None) => false,
+            (own, Some(marker)) => {
+                let peers = Peer::of(own).ok().flatten().zip(Peer::of(&marker).ok().flatten());
+                *own == marker
+                    || peers.is_some_and(|(a, b)| a.likeness(&b) == crate::Likeness::Same)
+            }
+        }
+    }
+
     /// What it is called before it is open, for people.
     pub fn describe(&self) -> String {
         match &self.uri {
@@ -419,6 +442,28 @@ pub fn region_over(
     for_use: Use,
 ) -> Result<Box<dyn JournalPlace>, JournalError> {
     Ok(Box::new(region::RegionPlace::over(backing, for_use, Timeouts::default())?))
+}
+
+/// Whether both names lead to one file, which need not be there yet.
+fn is_one_place(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+    if let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) {
+        let device = a.file_type().is_block_device() && b.file_type().is_block_device();
+        return (a.dev(), a.ino()) == (b.dev(), b.ino()) || device && a.rdev() == b.rdev();
+    }
+    whole(a).zip(whole(b)).is_some_and(|(a, b)| a == b)
+}
+
+/// A path without links; of a file that is yet to be made, as it would be made.
+fn whole(path: &Path) -> Option<PathBuf> {
+    if let Ok(whole) = path.canonicalize() {
+        return Some(whole);
+    }
+    // (A link that leads nowhere yet leads to where the file would be made.)
+    let leads = path.read_link().map(|leads| path.parent().unwrap_or(path).join(leads));
+    let path = leads.as_deref().unwrap_or(path);
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Some(dir.canonicalize().ok()?.join(path.file_name()?))
 }
 
 /// The journal beside an image.

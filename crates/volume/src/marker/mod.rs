@@ -237,6 +237,13 @@ pub struct PlaceOptions {
     pub timeout: Timeouts,
 }
 
+/// The marker beside an image, whose path has no links.
+pub fn beside(image: &Path) -> PathBuf {
+    let mut name = image.as_os_str().to_owned();
+    name.push(file::SUFFIX);
+    PathBuf::from(name)
+}
+
 /// The place of a store's marker. Nothing is read yet, and no server is asked: [`MarkerPlace::read`] says how it went. A file's directory is
 /// opened, which may hang with its file system: [`Unopened`] can be opened by another thread.
 ///

@@ -45,7 +45,7 @@ use super::attended::{is_unwanted, lock_wanted};
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
-pub(super) use before::{check, look};
+pub(super) use before::{check, look, may_be_journaled};
 pub use before::{marker_answers, size_of};
 pub use journal::JournalAt;
 use journal::Journaling;

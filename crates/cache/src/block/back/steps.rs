@@ -574,7 +574,11 @@ impl<'a> Way<'a> {
         } else if let Which::Comes(begins) = &mut self.which {
             let dirty = matches!(mark, Mark::Dirty(_));
             if dirty {
-                begins.open_journal(Asking::of(&self.core.config), self.volume, &[marker.volume])?;
+                begins.open_journal(
+                    Asking::of(&self.core.config),
+                    self.volume,
+                    &[marker.volume],
+                )?;
             }
             let Begins { place, journal, .. } = begins;
             let mut write = |marker: &Marker| match place {

@@ -11,9 +11,7 @@ use larder_format::block::marker::{MarkerState, Order as MarkerOrder};
 use larder_volume::journal::{JournalError, Site, Use};
 use larder_volume::marker::{Found, Image, PlaceOptions};
 use larder_volume::op::{Done, Op};
-use larder_volume::{
-    Backing, BackingError, Capabilities, Identity, Peer, Session, StoreTrouble,
-};
+use larder_volume::{Backing, BackingError, Capabilities, Identity, Peer, Session, StoreTrouble};
 use mio::Registry;
 use mio::event::Event;
 
@@ -47,10 +45,11 @@ pub fn view(
     if marker.state == MarkerState::Clean || marker.order != MarkerOrder::Journaled {
         return Ok(store);
     }
+    let (cache, host) = (marker.cache, marker.host.clone());
     let fail = |reason: String| {
         let reason = format!(
-            "its store was written through a journal, and cannot be read without what that has: {reason}; have its store recovered, which gives up \
-             what its cache alone has"
+            "its store was written through a journal, and cannot be read without what that has: {reason}; serve it with the cache that has written it ({cache}, \
+             last used on host '{host}'), so that what is missing comes there, or have its store recovered, which gives up what that cache alone has"
         );
         CacheError::Volume { name: name.to_owned(), reason }
     };
@@ -69,7 +68,8 @@ pub fn view(
         true => CacheError::Journal { name: name.to_owned(), why: error.into() },
         false => fail(error.to_string()),
     };
-    let mut journal = Journal::open_by(asking, &site, &[marker.volume], Use::Look).map_err(fails)?;
+    let mut journal =
+        Journal::open_by(asking, &site, &[marker.volume], Use::Look).map_err(fails)?;
     let read = journal.read_for(&marker).map_err(fails)?;
     if let Some(why) = read.torn {
         return Err(fail(format!("{}: {why}", journal.describe())));

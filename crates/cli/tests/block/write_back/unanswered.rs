@@ -58,7 +58,8 @@ fn stops(mut daemon: Daemon) {
 fn an_attach_ends(dir: &Path, journal: &str) {
     let late = image(dir, "late");
     let begun = Instant::now();
-    let args = ["attach", &late, "--write", "back:journaled", "--journal", journal, "--timeout", "3"];
+    let args =
+        ["attach", &late, "--write", "back:journaled", "--journal", journal, "--timeout", "3"];
     std::thread::scope(|scope| {
         let attach = scope.spawn(|| ask(dir, &args));
         // Others' commands go on.
@@ -158,7 +159,16 @@ fn a_start_whose_journal_hangs_keeps_no_other_volume_and_ends_when_it_is_stopped
     let failed = starts(dir, &with).output().unwrap();
     let said = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert_eq!(failed.status.code(), Some(1), "{said}");
-    has(&said, &["volume 'disk'", "journal '", &store.uri(), "has not answered", "--on-backing-failure wait"]);
+    has(
+        &said,
+        &[
+            "volume 'disk'",
+            "journal '",
+            &store.uri(),
+            "has not answered",
+            "--on-backing-failure wait",
+        ],
+    );
     assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
     let begun = Instant::now();
     let waits = Daemon::of(starts(dir, &[&with[..], &["--on-backing-failure", "wait"]].concat()));
@@ -189,5 +199,9 @@ fn a_start_whose_store_does_not_open_ends_when_it_is_stopped() {
     let pid = rustix::process::Pid::from_child(&starting);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let status = starting.wait().unwrap();
-    assert!(status.success() && begun.elapsed() < Duration::from_secs(6), "{status} {:?}", begun.elapsed());
+    assert!(
+        status.success() && begun.elapsed() < Duration::from_secs(6),
+        "{status} {:?}",
+        begun.elapsed()
+    );
 }

@@ -6,13 +6,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use larder_format::block::marker::Marker;
-use larder_volume::journal::{EpochName, Head, JournalError, JournalPlace, Part, Site, StoreNames, Use};
+use larder_volume::journal::{
+    EpochName, Head, JournalError, JournalPlace, Part, Site, StoreNames, Use,
+};
 use larder_volume::{Backing, Timeouts};
 
+use super::super::BackWish;
 use super::super::asked::{Bound, Lent, NoAnswer, ask};
 use super::super::patient::Asking;
 use super::super::site::{self, NoJournal};
-use super::JournalAt;
 
 /// For a call that moves much: an epoch has up to 64 MiB, and a file that is made is written whole.
 const MUCH: Duration = Duration::from_secs(60);
@@ -27,25 +29,28 @@ fn not_answered(place: String, why: NoAnswer) -> JournalError {
 }
 
 impl Asking {
-    /// Where the journal of a store is as `at` says, for a volume that is cached at `cache`.
+    /// Where the journal of a store is as `wish` says, for a volume that is cached at `cache`.
     ///
     /// # Errors
     /// As of [`site::site`], and [`JournalError::Open`] where it takes longer to find that out.
     pub(in super::super) fn journal_site(
         self,
         store: &dyn Backing,
-        at: &JournalAt,
+        wish: &BackWish,
         cache: &Path,
     ) -> Result<Site, NoJournal> {
         let store = StoreNames::of(store);
-        let Asking::AtMost(patience) = self else { return site::site(&store, at, cache) };
+        let (at, marker) = (wish.journal.clone(), wish.marker.clone());
+        let Asking::AtMost(patience) = self else {
+            return site::site(&store, (&at, &marker), cache);
+        };
         let name = match &at.at {
             Some(at) => format!("journal '{}'", at.strip_prefix("file:").unwrap_or(at)),
             None => format!("the journal of '{}'", store.uri()),
         };
-        let (at, cache) = (at.clone(), cache.to_owned());
+        let cache = cache.to_owned();
         let found = ask(&name, Bound { patience, changes: false }, move || {
-            site::site(&store, &at, &cache)
+            site::site(&store, (&at, &marker), &cache)
         });
         found.unwrap_or_else(|why| Err(not_answered(name, why).into()))
     }
@@ -54,12 +59,17 @@ impl Asking {
     ///
     /// # Errors
     /// As of [`Site::open`], and [`JournalError::Open`] where it takes longer, or a call from before is under way yet.
-    pub(in super::super) fn open_journal(self, site: &Site, for_use: Use) -> Result<Inner, JournalError> {
+    pub(in super::super) fn open_journal(
+        self,
+        site: &Site,
+        for_use: Use,
+    ) -> Result<Inner, JournalError> {
         let Asking::AtMost(patience) = self else { return site.open(for_use, Timeouts::default()) };
         let at = site.describe();
         // (That what it is on answers was seen when it was found.)
         let makes = for_use == Use::Make && site.path().is_some();
-        let bound = Bound { patience: if makes { MUCH.max(patience) } else { patience }, changes: false };
+        let bound =
+            Bound { patience: if makes { MUCH.max(patience) } else { patience }, changes: false };
         let (site, opened_as) = (site.clone(), at.clone());
         let open = move || {
             let place = site.open(for_use, Timeouts::default())?;
@@ -92,7 +102,14 @@ impl Patient {
     pub(super) fn opened(place: Inner, patience: Duration, opened_as: String) -> Patient {
         let (at, most, keeps) = (place.describe(), place.most(), place.keeps());
         let older = place.has_older();
-        Patient { at, most, keeps, older, patience, place: Place::Lent(Lent::new(place, opened_as, patience)) }
+        Patient {
+            at,
+            most,
+            keeps,
+            older,
+            patience,
+            place: Place::Lent(Lent::new(place, opened_as, patience)),
+        }
     }
 
     fn ask<T: Send + 'static>(
