@@ -51,7 +51,7 @@ mod place;
 mod place_tests;
 pub(crate) mod region;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use larder_format::block::marker::{Marker, MarkerError};
 

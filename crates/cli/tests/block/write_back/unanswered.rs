@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use larder_block::op::FailureKind;
+use larder_block::op::{FailureKind, Op};
 use tempfile::TempDir;
 
 use super::{has, prepare};
-use crate::daemon::Daemon;
 use crate::daemon::ask::{ask, json, status_when};
+use crate::daemon::{Daemon, one, read, session_of, write};
 use crate::stores::faulty::Store;
 
 /// A journal has no less.
@@ -204,4 +204,30 @@ fn a_start_whose_store_does_not_open_ends_when_it_is_stopped() {
         "{status} {:?}",
         begun.elapsed()
     );
+}
+
+/// Its journal is being written, and what it has under way never ends.
+#[test]
+fn a_daemon_whose_volume_has_a_journal_that_hangs_stops_in_its_time() {
+    let (dir, away) = (prepare(), TempDir::new().unwrap());
+    let dir = dir.path();
+    image(dir, "other");
+    let store = Store::start(away.path(), JOURNAL, FailureKind::Failed);
+    let journal = format!("disk={}", store.uri());
+    let daemon = Daemon::of(starts(dir, &["--journal", &journal]));
+    store.plan.hang.store(true, Ordering::SeqCst);
+    let mut client = session_of(dir, "disk");
+    write(&mut *client, 0, 4096, 1);
+    one(&mut *client, Op::Flush);
+    drop(client);
+    let end = Instant::now() + Duration::from_secs(60);
+    while store.plan.under_way.load(Ordering::SeqCst) == 0 {
+        assert!(Instant::now() < end, "its journal is not written");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    stops(daemon);
+    store.plan.hang.store(false, Ordering::SeqCst);
+    let daemon = Daemon::of(starts(dir, &["--journal", &journal]));
+    assert_eq!(read(&mut *session_of(dir, "disk"), 0, 4096), [1; 4096]);
+    daemon.stop();
 }
