@@ -104,6 +104,7 @@ use rustix::event::{EventfdFlags, eventfd};
 pub use aside::AsideVolume;
 pub use attach::Detaching;
 pub use attached::{Attached, Totals};
+pub use attended::Asker;
 pub use builder::Builder;
 pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;

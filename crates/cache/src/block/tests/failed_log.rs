@@ -319,6 +319,53 @@ fn a_cache_whose_log_failed_is_taken_back_and_its_volumes_write_back_again() {
     }
 }
 
+/// Before or after all of it came to its store: nothing of it is in the log, though the device says still that it may be.
+#[test]
+fn a_volume_that_was_detached_from_a_cache_out_of_use_does_not_keep_that_from_being_taken_back() {
+    for order in ORDERS {
+        for late in [false, true] {
+            let dir = TempDir::new().unwrap();
+            let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+            let (disk, core) = (cache.volume("disk").unwrap(), cache.core());
+            disk.write(0, [1; 4096]).wait().unwrap();
+            disk.flush().wait().unwrap();
+            core.faults.writes.store(true, Ordering::SeqCst);
+            disk.write(LINE, [2; LINE as usize]).wait().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            while core.is_enabled() {
+                assert!(Instant::now() < end, "it is not given up");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if late {
+                goes_through(&cache);
+            }
+            drop(disk);
+            assert!(cache.detach("disk", &mut |_| true).unwrap());
+            assert_eq!(marker(dir.path()), MarkerState::Clean);
+            core.faults.writes.store(false, Ordering::SeqCst);
+            taken_back(&cache);
+            // And it comes again as it was.
+            let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            let store = loop {
+                match backing::open_with(&uri, &OpenOptions::default()) {
+                    Ok(store) => break store,
+                    Err(error) => assert!(Instant::now() < end, "{error}"),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            let back = BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() };
+            let wish = BackWish { back: Some(back), ..BackWish::default() };
+            let disk = cache.attach_as("disk", store, &wish).unwrap();
+            let read = disk.read(0, 8192).wait().unwrap();
+            assert_eq!([read[0], read[4096]], [1, 2], "{order:?} {late}");
+            disk.write(0, [3; 4096]).wait().unwrap();
+            disk.flush().wait().unwrap();
+            assert_eq!(core.back_status("disk").unwrap().status.dirty, 4096);
+        }
+    }
+}
+
 /// One that is written through since then, and stops so.
 #[test]
 fn a_start_finds_nothing_dirty_in_a_log_that_failed_and_was_taken_back() {
