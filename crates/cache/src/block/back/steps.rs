@@ -781,12 +781,16 @@ impl Written {
         self.durable_run.store(marker.run, Ordering::Relaxed);
     }
 
-    /// What is dirty does not come to the store before something has become of its marker: that is another's, or destage waits for a look at it, or a log that
-    /// has failed for it to say how far the store is, and it does not answer.
+    /// What is dirty does not come to the store before something has become of its marker: that is another's, or a log that has failed waits for it to say how
+    /// far the store is, and it does not answer.
     pub(super) fn is_kept(&self, log: &WriteLog<Payload>) -> bool {
-        let attachment = self.state.attachment;
-        let waits = log.closed().is_some() || log.awaits_look(attachment).is_some();
-        waits && self.silent.load(Ordering::Relaxed) || log.is_halted(attachment)
+        let waits = log.closed().is_some() && self.silent.load(Ordering::Relaxed);
+        waits || log.is_halted(self.state.attachment)
+    }
+
+    /// Nothing comes to the store as long as its marker does not answer: with the store's server, both may be there again at any time.
+    pub(super) fn awaits_marker(&self, log: &WriteLog<Payload>) -> bool {
+        log.awaits_look(self.state.attachment).is_some() && self.silent.load(Ordering::Relaxed)
     }
 
     /// As the machine has it; `number` is that of its marker.
