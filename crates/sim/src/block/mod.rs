@@ -566,7 +566,7 @@ impl BlockSim {
         let (base, left) = self.node.space.borrow_mut().map(volume, 0)?;
         let whole = self.node.whole(base + left, left, 0);
         self.world.written_back.push(Run { volume, base, whole, number: 0 });
-        back.attach(self.world.now, volume, self.world.written_back.len() as u32);
+        back.attach(&self.node, self.world.now, (volume, self.world.written_back.len() as u32));
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use larder_engine::block::node::logged::tell_log;
 use larder_format::Uuid;
 use larder_format::block::marker::{Marker, choose};
+use larder_policy::block::BlockKind;
 use larder_volume::marker::memory::MemoryMarker;
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace};
 
