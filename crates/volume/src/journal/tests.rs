@@ -88,6 +88,21 @@ fn a_file_is_made_for_a_journal_and_keeps_epochs() {
     assert_eq!(place.head().unwrap(), Head::Of(Box::new(head(2))));
 }
 
+/// A thread's ring is not another's.
+#[test]
+fn a_place_is_asked_by_one_thread_after_the_other() {
+    let dir = TempDir::new().unwrap();
+    let mut place = region(&dir.path().join("journal"), Use::Make).unwrap();
+    for number in 1..4 {
+        let there = std::thread::spawn(move || {
+            place.set_head(&head(number)).unwrap();
+            place
+        });
+        place = there.join().unwrap();
+        assert_eq!(place.head().unwrap(), Head::Of(Box::new(head(number))));
+    }
+}
+
 #[test]
 fn what_is_there_and_is_no_journal_is_left_as_it_is() {
     let dir = TempDir::new().unwrap();
