@@ -16,7 +16,6 @@
 //!
 //! An operator's call is a number of such turns, each with one task for maintenance, as the library sends them to its thread.
 
-mod back;
 mod bytes;
 mod medium;
 mod node;
@@ -58,7 +57,6 @@ use larder_policy::block::{
 use larder_policy::budget::{BudgetError, BudgetState};
 
 use super::spec::{Block, Wrong};
-pub use back::WritesBack;
 pub use bytes::{Carried, GivenAnswer, Octets};
 use medium::{Medium, MediumIo};
 use node::GivenNode;
@@ -184,8 +182,6 @@ pub struct GivenLeft {
     stores: BTreeMap<String, Store>,
     rules: Rules,
     barred: bool,
-    /// Volumes wrote back.
-    wrote_back: bool,
 }
 
 impl GivenLeft {
@@ -220,7 +216,6 @@ pub struct Given<B: Carried> {
     requests: Requests<B>,
     upkeep: Upkeep<B>,
     admission: BlockAdmissionConfig,
-    fill_memory: u64,
     rules: Rules,
     stores: BTreeMap<String, Store>,
     /// How many volumes have come in this run.
@@ -253,9 +248,7 @@ impl<B: Carried> AllRounds for Turning<'_, '_, B> {
     }
 
     fn due(&mut self) -> Option<Nanos> {
-        let node = &self.given.node;
-        let written = node.back.as_ref().and_then(|back| back.log.borrow().wakes(node.now.get()));
-        Some(self.given.upkeep.due(node)).into_iter().chain(written).min()
+        Some(self.given.upkeep.due(&self.given.node))
     }
 }
 
@@ -282,7 +275,6 @@ impl<B: Carried> Given<B> {
             stores: BTreeMap::new(),
             rules: Rules::of(spec, volumes)?,
             barred: false,
-            wrote_back: false,
         };
         Given::again(spec, left, volumes, random)
     }
@@ -298,16 +290,13 @@ impl<B: Carried> Given<B> {
         volumes: &[Comer],
         random: u32,
     ) -> Result<Given<B>, GivenError> {
-        let GivenLeft { flash, memory, budget, stores, rules, mut barred, wrote_back } = left;
-        if wrote_back {
-            let why = "volumes wrote back in the run before, and what a log has is not read here";
-            return Err(GivenError::Refused(why.to_owned()));
-        }
+        let GivenLeft { flash, memory, budget, stores, rules, mut barred } = left;
         if flash.len() < 2 * COPY_BYTES {
             return Err(BlockSuperblockError::None.into());
         }
         let superblock = choose(&flash[..COPY_BYTES], &flash[COPY_BYTES..2 * COPY_BYTES])?;
         superblock.check_device(flash.len() as u64)?;
+        superblock.check_written_through()?;
         let layout = superblock.layout;
         let shape = Shape::of(&layout);
         let medium = Medium::new(flash, &layout, spec, budget)?;
@@ -355,7 +344,6 @@ impl<B: Carried> Given<B> {
             requests: Requests { queue, asked: Asked::default() },
             upkeep,
             admission: spec.admission()?,
-            fill_memory: spec.fill_memory.0,
             rules,
             stores,
             volumes: 0,
@@ -508,7 +496,6 @@ impl<B: Carried> Given<B> {
             stores,
             rules,
             barred: upkeep.begun.barred,
-            wrote_back: node.back.is_some(),
         }
     }
 
@@ -579,10 +566,9 @@ impl<B: Carried> Given<B> {
         self.upkeep.machine.regions_set()
     }
 
-    /// Bytes written to flash: lines and logs.
+    /// Bytes written to flash: lines and log.
     pub fn flash_bytes(&self) -> u64 {
-        let lines = self.stats().flash_lines_written * self.node.line_bytes();
-        lines + self.log_stats().bytes + self.written_back()
+        self.stats().flash_lines_written * self.node.line_bytes() + self.log_stats().bytes
     }
 
     /// Lines in the cache, by a walk over the map.

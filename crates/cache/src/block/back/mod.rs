@@ -447,8 +447,7 @@ impl Core {
         let attachment = written.state.attachment;
         let all = self.drain(back, &written, go_on);
         tell_log(self, self.now(), |log, asks| log.drain(attachment, false, asks));
-        let marker = |log: &WriteLog<Payload>| written.is_kept(log) || written.awaits_marker(log);
-        if !all && marker(&back.log()) {
+        if !all && written.stays(&back.log()) {
             return Err(fail(&self.troubles_of(&written).join("; ")));
         }
         if let Some(why) = back.log().stands(attachment).filter(|_| !all) {

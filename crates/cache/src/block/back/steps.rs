@@ -401,7 +401,7 @@ impl<'a> Way<'a> {
             let attachment = self.volume.attachment().unwrap_or(0);
             let held = self.back.log().status(self.core.now(), attachment);
             if let Which::Held(written) = &self.which
-                && written.is_kept(&self.back.log())
+                && written.stays(&self.back.log())
             {
                 return Err(self.fail(self.core.troubles_of(written).join("; ")));
             }
@@ -791,6 +791,11 @@ impl Written {
     /// Nothing comes to the store as long as its marker does not answer: with the store's server, both may be there again at any time.
     pub(super) fn awaits_marker(&self, log: &WriteLog<Payload>) -> bool {
         log.awaits_look(self.state.attachment).is_some() && self.silent.load(Ordering::Relaxed)
+    }
+
+    /// Either: a step that needs the marker is not waited for.
+    pub(super) fn stays(&self, log: &WriteLog<Payload>) -> bool {
+        self.is_kept(log) || self.awaits_marker(log)
     }
 
     /// As the machine has it; `number` is that of its marker.
