@@ -30,7 +30,7 @@ fn by_hand(dir: &TempDir) -> (Running, Arc<Volume>) {
     config.back.insert("disk".to_owned(), ordered(Pace::AtBound));
     let by = ByHand::Given { now: Nanos::ZERO, random: 1 };
     let cache = dir.path().join("cache");
-    let running = open_by_hand(&cache, config, &[disk.clone()], by).unwrap();
+    let running = open_by_hand(&cache, config, std::slice::from_ref(&disk), by).unwrap();
     (running, disk)
 }
 
