@@ -307,6 +307,9 @@ fn what_waits_for_a_server_that_does_not_answer_ends_in_its_time_and_with_whoeve
             assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
         }
         hangs.goes_on();
+        status_when(dir, "its server answers", |status| {
+            !status["alarms"].to_string().contains("has not answered")
+        });
         let (code, _, error) = ask(dir, &["detach", "disk"]);
         assert_eq!(code, 0, "{error}");
         daemon.stop();
