@@ -118,6 +118,8 @@ impl Stated {
         };
         Ok(Back {
             stated: *self,
+            #[cfg(test)]
+            config,
             depth,
             log: RefCell::new(WriteLog::new(config)),
             volumes: RefCell::default(),
@@ -161,6 +163,9 @@ struct Looked {
 /// The write log of a cache, and the volumes in it.
 pub(super) struct Back {
     stated: Stated,
+    /// What the log is built from.
+    #[cfg(test)]
+    pub config: Config,
     /// Requests to a store under way at a time.
     depth: u32,
     pub log: RefCell<WriteLog<Blank>>,
@@ -179,7 +184,7 @@ impl Back {
     }
 
     /// A volume comes, with this attachment number.
-    pub(super) fn attach(&self, now: Nanos, volume: u32, attachment: u32) {
+    pub(super) fn attach(&self, node: &SimNode, now: Nanos, (volume, attachment): (u32, u32)) {
         self.volumes.borrow_mut().insert(volume, attachment);
         self.saves.borrow_mut().entry(volume).or_default();
         let Mode { order, pace } = self.stated.mode;
@@ -196,7 +201,11 @@ impl Back {
             epoch: 0,
             marker: 0,
         };
-        self.log.borrow_mut().attach(now, attach);
+        // As in a server: the periods of a destage that has any begin when its volume comes.
+        tell_log(node, now, |log, asks| {
+            log.attach(now, attach);
+            asks.steps.push(attachment);
+        });
     }
 
     fn statuses(&self, now: Nanos) -> Vec<Status> {
@@ -398,7 +407,7 @@ impl Way {
             Step::Answer => {
                 let run = world.written_back.iter().find(|run| run.volume == volume).copied();
                 world.written_back.extend(run);
-                back.attach(now, volume, world.written_back.len() as u32);
+                back.attach(node, now, (volume, world.written_back.len() as u32));
             }
             _ => {}
         }

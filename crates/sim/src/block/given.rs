@@ -16,6 +16,7 @@
 //!
 //! An operator's call is a number of such turns, each with one task for maintenance, as the library sends them to its thread.
 
+mod back;
 mod bytes;
 mod medium;
 mod node;
@@ -57,6 +58,7 @@ use larder_policy::block::{
 use larder_policy::budget::{BudgetError, BudgetState};
 
 use super::spec::{Block, Wrong};
+pub use back::WritesBack;
 pub use bytes::{Carried, GivenAnswer, Octets};
 use medium::{Medium, MediumIo};
 use node::GivenNode;
@@ -182,6 +184,8 @@ pub struct GivenLeft {
     stores: BTreeMap<String, Store>,
     rules: Rules,
     barred: bool,
+    /// Volumes wrote back.
+    wrote_back: bool,
 }
 
 impl GivenLeft {
@@ -216,6 +220,7 @@ pub struct Given<B: Carried> {
     requests: Requests<B>,
     upkeep: Upkeep<B>,
     admission: BlockAdmissionConfig,
+    fill_memory: u64,
     rules: Rules,
     stores: BTreeMap<String, Store>,
     /// How many volumes have come in this run.
@@ -248,7 +253,9 @@ impl<B: Carried> AllRounds for Turning<'_, '_, B> {
     }
 
     fn due(&mut self) -> Option<Nanos> {
-        Some(self.given.upkeep.due(&self.given.node))
+        let node = &self.given.node;
+        let written = node.back.as_ref().and_then(|back| back.log.borrow().wakes(node.now.get()));
+        Some(self.given.upkeep.due(node)).into_iter().chain(written).min()
     }
 }
 
@@ -275,6 +282,7 @@ impl<B: Carried> Given<B> {
             stores: BTreeMap::new(),
             rules: Rules::of(spec, volumes)?,
             barred: false,
+            wrote_back: false,
         };
         Given::again(spec, left, volumes, random)
     }
@@ -290,13 +298,16 @@ impl<B: Carried> Given<B> {
         volumes: &[Comer],
         random: u32,
     ) -> Result<Given<B>, GivenError> {
-        let GivenLeft { flash, memory, budget, stores, rules, mut barred } = left;
+        let GivenLeft { flash, memory, budget, stores, rules, mut barred, wrote_back } = left;
+        if wrote_back {
+            let why = "volumes wrote back in the run before, and what a log has is not read here";
+            return Err(GivenError::Refused(why.to_owned()));
+        }
         if flash.len() < 2 * COPY_BYTES {
             return Err(BlockSuperblockError::None.into());
         }
         let superblock = choose(&flash[..COPY_BYTES], &flash[COPY_BYTES..2 * COPY_BYTES])?;
         superblock.check_device(flash.len() as u64)?;
-        superblock.check_written_through()?;
         let layout = superblock.layout;
         let shape = Shape::of(&layout);
         let medium = Medium::new(flash, &layout, spec, budget)?;
@@ -344,6 +355,7 @@ impl<B: Carried> Given<B> {
             requests: Requests { queue, asked: Asked::default() },
             upkeep,
             admission: spec.admission()?,
+            fill_memory: spec.fill_memory.0,
             rules,
             stores,
             volumes: 0,
@@ -496,6 +508,7 @@ impl<B: Carried> Given<B> {
             stores,
             rules,
             barred: upkeep.begun.barred,
+            wrote_back: node.back.is_some(),
         }
     }
 
@@ -566,9 +579,10 @@ impl<B: Carried> Given<B> {
         self.upkeep.machine.regions_set()
     }
 
-    /// Bytes written to flash: lines and log.
+    /// Bytes written to flash: lines and logs.
     pub fn flash_bytes(&self) -> u64 {
-        self.stats().flash_lines_written * self.node.line_bytes() + self.log_stats().bytes
+        let lines = self.stats().flash_lines_written * self.node.line_bytes();
+        lines + self.log_stats().bytes + self.written_back()
     }
 
     /// Lines in the cache, by a walk over the map.

@@ -45,7 +45,9 @@ use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
 pub(crate) use error::BlockError;
-pub use given::{Carried, Given, GivenAnswer, GivenBlock, GivenError, GivenLeft, Octets, Warmth};
+pub use given::{
+    Carried, Given, GivenAnswer, GivenBlock, GivenError, GivenLeft, Octets, Warmth, WritesBack,
+};
 pub use spec::{Block, Load, Select};
 pub(crate) use world::Answered;
 
@@ -564,7 +566,7 @@ impl BlockSim {
         let (base, left) = self.node.space.borrow_mut().map(volume, 0)?;
         let whole = self.node.whole(base + left, left, 0);
         self.world.written_back.push(Run { volume, base, whole, number: 0 });
-        back.attach(self.world.now, volume, self.world.written_back.len() as u32);
+        back.attach(&self.node, self.world.now, (volume, self.world.written_back.len() as u32));
         Ok(())
     }
 

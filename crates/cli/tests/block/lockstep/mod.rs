@@ -19,23 +19,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
+use larder_cache::block::back::{Age, BackConfig, Grain, MarkerAt, Order, Pace};
 use larder_cache::block::open::{FormatConfig, format, open_by_hand};
 use larder_cache::block::service::Command;
 use larder_cache::block::{ByHand, CacheConfig, Core, RulesConfig, Running, Volume};
-use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_engine::block::node::event::Op;
+use larder_engine::block::{BlockStats, LogStats, WriteMode};
 use larder_format::block::Placement;
 use larder_policy::block::{BlockKind, EvictionBy, Rule, VictimPolicy};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::AlignedBuf;
-use larder_sim::block::{Block, GivenBlock};
+use larder_sim::block::{Block, GivenBlock, WritesBack};
 use store::{Store, comer, known_by};
 use tempfile::TempDir;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const STEPS: u32 = 240;
+/// Of those that write back.
+const LOG: ByteSize = ByteSize(64 * MIB);
 
 /// A cache, as both are told of it.
 #[derive(Clone)]
@@ -51,6 +54,8 @@ struct Case {
     /// By number of the volume.
     shares: Vec<(usize, &'static str)>,
     budget: WriteBudgetConfig,
+    /// How volumes write back, but for the last one, which writes through.
+    back: Option<WritesBack>,
 }
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -69,7 +74,13 @@ impl Case {
             readahead: 256 * KIB,
             shares: Vec::new(),
             budget: WriteBudgetConfig::default(),
+            back: None,
         }
+    }
+
+    /// The names of volumes that write back.
+    fn written_back(&self) -> &'static [&'static str] {
+        if self.back.is_some() { &NAMES[..3] } else { &[] }
     }
 
     /// In the words of an experiment. What layout and lines are is the device's.
@@ -114,6 +125,16 @@ impl Case {
             shares: self.shares.iter().map(share).collect(),
             budget: self.budget.clone(),
         };
+        for name in self.written_back() {
+            let back = self.back.map(|how| BackConfig {
+                order: how.order,
+                pace: how.pace,
+                dirty_max: how.most.map(ByteSize),
+                age: how.age,
+            });
+            config.back.extend(back.map(|back| ((*name).to_owned(), back)));
+            config.markers.insert((*name).to_owned(), MarkerAt::Nowhere);
+        }
         config
     }
 }
@@ -142,7 +163,7 @@ impl Library {
             line: case.line,
             placement: case.placement,
             shards: 2,
-            write_log: None,
+            write_log: case.back.map(|_| LOG),
             yes: false,
             discard_dirty: false,
         };
@@ -251,6 +272,8 @@ struct Lockstep {
     now: Nanos,
     due: Nanos,
     met: BTreeMap<&'static str, u64>,
+    /// What each had written when both began: the library has said on its device which volumes write back.
+    begun: [LogStats; 2],
 }
 
 impl Lockstep {
@@ -259,7 +282,13 @@ impl Lockstep {
         let (spec, formatted) = (case.spec(), library.bytes());
         library.begin(&NAMES, 3);
         let comers: Vec<_> = NAMES.iter().zip(SIZES).map(|(n, bytes)| comer(n, bytes)).collect();
-        let given = GivenBlock::new(&spec, formatted, &comers, 3).unwrap();
+        let mut given = GivenBlock::new(&spec, formatted, &comers, 3).unwrap();
+        if let Some(how) = case.back {
+            for name in case.written_back() {
+                given.write_back(Nanos::ZERO, name, how).unwrap();
+            }
+        }
+        let begun = [library.core().stats().log, given.log_stats()];
         let truth = NAMES.iter().zip(SIZES);
         let truth = truth.map(|(n, bytes)| ((*n).to_owned(), (vec![0; bytes as usize], true)));
         let mut both = Lockstep {
@@ -273,6 +302,7 @@ impl Lockstep {
             now: Nanos::ZERO,
             due: Nanos::ZERO,
             met: BTreeMap::new(),
+            begun,
         };
         both.turn(Nanos::ZERO);
         both
@@ -299,9 +329,19 @@ impl Lockstep {
         let (core, given) = (self.library.core().clone(), self.given.as_mut().unwrap());
         let stats = core.stats();
         assert_eq!(format!("{:?}", stats.engine), format!("{:?}", given.stats()));
-        assert_eq!(format!("{:?}", stats.log), format!("{:?}", given.log_stats()));
+        let [mine, theirs] = [stats.log, given.log_stats()];
+        if self.library.case.back.is_none() {
+            assert_eq!(format!("{mine:?}"), format!("{theirs:?}"));
+            assert_eq!(stats.flash_bytes, given.flash_bytes());
+        } else {
+            let [mine, theirs] = [since(&mine, &self.begun[0]), since(&theirs, &self.begun[1])];
+            assert_eq!(format!("{mine:?}"), format!("{theirs:?}"));
+            let lines = |stats: &BlockStats| stats.flash_lines_written;
+            let line = u64::from(self.library.case.line);
+            let logged = stats.flash_bytes - lines(&stats.engine) * line - stats.log.bytes;
+            assert_eq!(logged, given.written_back(), "bytes written to the write log");
+        }
         assert_eq!(stats.regions_set, given.regions_set() as u64);
-        assert_eq!(stats.flash_bytes, given.flash_bytes());
         assert_eq!(core.is_enabled(), given.is_enabled());
         let budget = stats.budget.rate.zip(stats.budget.available);
         assert_eq!(budget, given.budget());
@@ -314,6 +354,8 @@ impl Lockstep {
             assert_eq!(format!("{:?}", volume.verdicts()), format!("{verdicts:?}"), "{name}");
             assert_eq!(volume.lines(), given.lines(&name).unwrap(), "lines of {name}");
             assert_eq!(volume.bytes(), given.place(&name).unwrap().1, "{name}");
+            let mine = core.back_status(&name).map(|back| back.status);
+            assert_eq!(mine, given.back_status(&name).unwrap(), "{name}");
         }
         if !bytes {
             return;
@@ -321,8 +363,15 @@ impl Lockstep {
         let bytes = self.library.bytes();
         let theirs = given.flash();
         assert_eq!(bytes.len(), theirs.len());
-        if bytes != *theirs {
-            let at = bytes.iter().zip(theirs.iter()).position(|(a, b)| a != b).unwrap();
+        // (Of one with a write log the slots: which run it is, and when, the log's batches and the superblock say.)
+        let superblock = given.superblock().unwrap();
+        let slots = match superblock.write_log {
+            Some(log) => superblock.layout.slot_at(0, 0) as usize..log.at as usize,
+            None => 0..bytes.len(),
+        };
+        if bytes[slots.clone()] != theirs[slots.clone()] {
+            let differs = |at: &usize| bytes[*at] != theirs[*at];
+            let at = slots.clone().find(differs).unwrap();
             panic!("byte {at} on flash is {} and {}", bytes[at], theirs[at]);
         }
     }
@@ -613,6 +662,71 @@ impl Lockstep {
         let stats = self.library.core().stats().engine;
         self.meet("hits", stats.read_hits);
         self.meet("fills", stats.fills);
+    }
+}
+
+/// What was written since then.
+fn since(now: &LogStats, then: &LogStats) -> LogStats {
+    LogStats {
+        records: now.records - then.records,
+        batches: now.batches - then.batches,
+        snapshots: now.snapshots - then.snapshots,
+        bytes: now.bytes - then.bytes,
+        intents_set: now.intents_set - then.intents_set,
+        intents_cleared: now.intents_cleared - then.intents_cleared,
+    }
+}
+
+/// Volumes that write back, beside one that writes through.
+fn writes_back(case: &Case, seed: u64) -> BTreeMap<&'static str, u64> {
+    let mut both = Lockstep::new(case, seed);
+    let mut stalled = 0;
+    for step in 0..STEPS {
+        both.wait();
+        match both.rng.below(10) {
+            0 => both.sequence(),
+            _ => both.requests(),
+        }
+        both.same(step + 1 == STEPS);
+        for name in case.written_back() {
+            let status = both.given().back_status(name).unwrap().unwrap();
+            stalled += u64::from(status.delayed);
+            both.meet("dirty", u64::from(status.dirty > 0));
+        }
+    }
+    for name in NAMES {
+        let mine = std::fs::read(both.library.dir.path().join(name)).unwrap();
+        assert!(mine == *both.given().store(name).unwrap(), "what the store of {name} has");
+        let destaged = both.given().back_status(name).unwrap().map_or(0, |s| s.destaged);
+        both.meet("destaged", destaged);
+    }
+    let stats = both.library.core().stats().engine;
+    both.meet("hits", stats.read_hits);
+    both.meet("delayed", stalled);
+    both.met
+}
+
+#[test]
+fn volumes_that_write_back() {
+    let orders = [Order::Any, Order::Ordered(Grain::Flush), Order::Ordered(Grain::Completion)];
+    let paces = [Pace::Async, Pace::Periodic(Nanos::from_millis(300)), Pace::AtBound];
+    let mut met = BTreeMap::new();
+    for (n, order) in (0..).zip(orders) {
+        for (m, pace) in (0..).zip(paces) {
+            let placement = [Placement::Sets(8), Placement::Sets(1), Placement::Full][m as usize];
+            let mut case = Case::new(placement, WriteMode::WriteThrough);
+            case.flash = 96 * MIB;
+            let age = (m == 1).then_some(Age { most: Nanos::from_millis(500), hard: n == 1 });
+            let most = (m > 0).then_some(MIB);
+            case.back = Some(WritesBack { order, pace, most, age });
+            for (what, times) in writes_back(&case, 700 + n * 10 + m) {
+                *met.entry(what).or_insert(0) += times;
+            }
+        }
+    }
+    println!("{met:?}");
+    for what in ["hits", "sequences", "dirty", "destaged", "delayed"] {
+        assert!(met.get(what).is_some_and(|times| *times > 0), "no {what}: {met:?}");
     }
 }
 

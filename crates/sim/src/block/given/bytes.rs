@@ -5,6 +5,8 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 
 use larder_engine::block::node::event::{Ended, Host, Why};
+use larder_engine::block::writeback::log::Sums;
+use larder_format::block::write_log::pieces;
 
 use super::volume::Known;
 
@@ -22,6 +24,8 @@ pub trait Carried: Clone + fmt::Debug + 'static {
     fn crcs(&self, line: u32) -> Vec<u32>;
     /// The same with `others` over them, from `at` on.
     fn under(&self, others: &Self, at: u64) -> Self;
+    /// CRC-32C of each 4 KiB.
+    fn sums(&self) -> Vec<u32>;
     /// What somebody who looks into them sees.
     fn seen(&self) -> Option<&[u8]>;
 }
@@ -74,6 +78,10 @@ impl Carried for Octets {
         Octets::of(bytes)
     }
 
+    fn sums(&self) -> Vec<u32> {
+        pieces::sums(self.bytes()).collect()
+    }
+
     fn seen(&self) -> Option<&[u8]> {
         Some(self.bytes())
     }
@@ -95,6 +103,10 @@ impl<B: Carried> Host for House<B> {
 
     fn apart(bytes: &B, from: u64, len: u64) -> B {
         bytes.part(from, len)
+    }
+
+    fn sums(bytes: &B) -> Sums {
+        Sums::new(&bytes.sums())
     }
 
     fn failure(why: Why) -> &'static str {

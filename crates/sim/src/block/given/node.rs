@@ -18,10 +18,12 @@ use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
+use larder_engine::block::writeback::log::WriteLog;
 use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId, Source, Sum};
 use larder_format::block::Layout;
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
 
+use super::back::Back;
 use super::bytes::{Carried, House};
 use super::medium::Medium;
 use super::volume::{Attached, Known};
@@ -50,6 +52,8 @@ pub(super) struct GivenNode<B: Carried> {
     placed: RefCell<Placed<Rc<Attached>>>,
     changes: Changes,
     turns: RefCell<Turns>,
+    /// The write log, if volumes write back.
+    pub back: Option<Back<B>>,
     /// Why the cache was given up, if it was.
     pub given_up: RefCell<Option<String>>,
 }
@@ -75,6 +79,7 @@ impl<B: Carried> GivenNode<B> {
             placed: RefCell::default(),
             changes: Changes::new(layout.regions, QUIET),
             turns: RefCell::default(),
+            back: None,
             given_up: RefCell::default(),
         }
     }
@@ -274,6 +279,14 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
 
     fn give_up(&self, now: Nanos, why: String) {
         let _ = self.inbox.borrow_mut().give_up(now, why);
+    }
+
+    fn attachment(&self, volume: &Known) -> Option<u32> {
+        self.back.as_ref()?.attachment(&volume.attached)
+    }
+
+    fn log<R>(&self, f: impl FnOnce(&mut WriteLog<B>) -> R) -> Option<R> {
+        Some(f(&mut self.back.as_ref()?.log.borrow_mut()))
     }
 
     fn id(&self, volume: &Known) -> VolumeId {

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use larder_base::Nanos;
 use larder_engine::block::node::event::{Answer, Effects, JobId, Op, ShardIo, StoreOp, Submit};
+use larder_engine::block::node::logged::LogIo;
 use larder_engine::block::node::queue::Queue;
+use larder_engine::block::writeback::log::ToWrite;
 use larder_engine::block::{LineId, Merge, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_policy::block::BlockKind;
@@ -41,6 +43,10 @@ enum FlashDone<B> {
         io: ShardIo,
         sums: (u32, u32),
     },
+    /// Of the write log: a batch, a flush, and bytes of it.
+    LogWritten(u64),
+    LogFlushed(u64),
+    LogRead(LogIo, B),
 }
 
 /// A request to a store that is over.
@@ -164,6 +170,35 @@ impl<B: Carried> Effects<House<B>> for Carrier<'_, B> {
         self.asked.stores[volume.session].push_back(StoreDone { job, came });
     }
 
+    fn log_write(&mut self, write: ToWrite<B>) {
+        let at = write.at as usize;
+        let mut flash = self.node.medium.flash.borrow_mut();
+        flash[at..at + write.len as usize].fill(0);
+        flash[at..at + write.head.len()].copy_from_slice(&write.head);
+        for (from, bytes) in &write.payload {
+            bytes.write(&mut flash, write.at + u64::from(*from));
+        }
+        self.asked.flash.push_back(FlashDone::LogWritten(write.number));
+    }
+
+    fn log_flush(&mut self, covers: u64) {
+        self.asked.flash.push_back(FlashDone::LogFlushed(covers));
+    }
+
+    fn log_read(&mut self, io: LogIo, at: u64, len: u32) {
+        let bytes = self.node.medium.read(at, len.into());
+        self.asked.flash.push_back(FlashDone::LogRead(io, bytes));
+    }
+
+    fn volume(&mut self, attachment: u32) -> Option<Known> {
+        let attached = self.node.back.as_ref()?.volume(attachment)?;
+        Some(self.asked.known(&attached))
+    }
+
+    fn deliver_zeros(&mut self, ticket: &mut Ticket, at: u64, len: u64) {
+        ticket.bytes[at as usize..(at + len) as usize].fill(0);
+    }
+
     fn deliver(&mut self, ticket: &mut Ticket, at: u64, bytes: B) {
         bytes.write(&mut ticket.bytes, at);
     }
@@ -223,6 +258,7 @@ impl<B: Carried> Requests<B> {
         asked.let_go();
         queue.tick(node, now, &mut Carrier { node, asked });
         queue.tell(node, &mut Carrier { node, asked });
+        log_due(node, now, queue, asked);
         loop {
             let mut any = false;
             if !queue.is_settled() {
@@ -245,9 +281,26 @@ impl<B: Carried> Requests<B> {
             }
             did |= any;
             if !any && queue.is_settled() {
-                return did;
+                if did {
+                    log_due(node, now, queue, asked);
+                }
+                if queue.is_settled() {
+                    return did;
+                }
             }
         }
+    }
+}
+
+/// What the write log has by time.
+fn log_due<B: Carried>(
+    node: &GivenNode<B>,
+    now: Nanos,
+    queue: &mut Queue<House<B>>,
+    asked: &mut Asked<B>,
+) {
+    if node.back.is_some() {
+        queue.log_due(node, now, &mut Carrier { node, asked });
     }
 }
 
@@ -276,6 +329,17 @@ fn flash_done<B: Carried>(
             let sums = (bytes.crcs(line)[0], merged.crcs(line)[0]);
             node.medium.write(node.layout.slot_at(io.shard, merge.to.0), &merged);
             asked.flash.push_back(FlashDone::Merged { io, sums });
+        }
+        FlashDone::LogWritten(batch) => {
+            queue.log_written(node, now, &mut Carrier { node, asked }, batch, true);
+        }
+        FlashDone::LogFlushed(covers) => {
+            queue.log_flushed(node, now, &mut Carrier { node, asked }, covers, true);
+        }
+        FlashDone::LogRead(io, bytes) => {
+            let sums = bytes.sums();
+            let read = Some((&sums[..], bytes));
+            queue.log_read(node, now, &mut Carrier { node, asked }, io, read);
         }
         FlashDone::Merged { io, sums } => queue.merged(node, now, io, Ok(sums)),
     }

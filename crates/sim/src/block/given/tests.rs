@@ -38,6 +38,10 @@ impl Carried for Blank {
         *self
     }
 
+    fn sums(&self) -> Vec<u32> {
+        vec![0; self.0.div_ceil(4096) as usize]
+    }
+
     fn seen(&self) -> Option<&[u8]> {
         None
     }

@@ -9,6 +9,7 @@ use larder_engine::block::node::calls::{Copying, Fill, Load};
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::flushes::{Flushed, has_made_durable};
+use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::node::looks::Looks as _;
 use larder_engine::block::node::maintenance::{
     AtNode, Census, Effects, Left, Lines, MOST_LOOKS, Maintenance, Turn, Work,
@@ -288,6 +289,11 @@ impl Scan {
     ) -> Nanos {
         let now = node.now.get();
         for volume in node.all() {
+            let writes_back = node.back.as_ref().and_then(|back| back.attachment(&volume));
+            if writes_back.is_some() {
+                let means = node.medium.limits.means(now);
+                tell_log(node, now, |log, asks| log.afford(now, means, asks));
+            }
             let Some(detector) = &volume.detector else { continue };
             let mut detector = detector.borrow_mut();
             for _ in 0..MOST_LOOKS {

@@ -1,7 +1,8 @@
 //! What `larder sim run` simulates of blocks, and the given cache, request by request: the simulator over a drive and a store that take no time decides
 //! what the given cache decides, which the command's `block/lockstep` compares with the library on real files. Every answer, every counter with its reason, every
 //! slot of the map and the number of bytes on flash are the same, over each placement, way to write and admission, with several volumes of stated size,
-//! read-ahead, trims, selection, shares and a write budget.
+//! read-ahead, trims, selection, shares and a write budget. So is all that the write log says of volumes that write back, in `any` and `ordered`, and the bytes written
+//! to it.
 //!
 //! What this cannot show: several queues, which the simulator has not; I/O that takes time, and ends in another order than it was begun; what only the
 //! given cache has, such as volumes that go, stores that fail, restarts, and a detector of metadata, in whose place a trace says what it holds.
@@ -14,6 +15,8 @@ use crate::block::sparse::Files;
 use crate::block::{Answered, BlockSim, Store as StoreSpec};
 use crate::device::Timing;
 use crate::device::drive::Drive;
+use larder_engine::block::writeback::log::Config as LogConfig;
+use larder_engine::block::writeback::words::Mode;
 
 const VOLUMES: u32 = 3;
 const BYTES: u64 = 9 * MIB;
@@ -76,7 +79,11 @@ impl Lockstep {
             let placing = Placing::of(&layout, superblock.key);
             *files = Files::new(layout, placing, generation, 8 * spec.flash.0);
         }
-        let mut flash = vec![0; superblock.layout.device as usize];
+        let log = sim.node.back.as_ref().map(|back| back.config);
+        let end =
+            |log: &LogConfig| log.at + u64::from(log.segments) * u64::from(log.geometry.bytes());
+        let bytes = log.as_ref().map_or(0, end).max(superblock.layout.device);
+        let mut flash = vec![0; bytes as usize];
         let (at, bytes) = (superblock.copy() * COPY_BYTES, superblock.encode());
         flash[at..at + bytes.len()].copy_from_slice(&bytes);
         let comers: Vec<Comer> = (0..VOLUMES).map(|v| comer(&name(v), BYTES, 1)).collect();
@@ -99,8 +106,14 @@ impl Lockstep {
             hits: 0,
         };
         // Volumes come in their order.
+        let mode = spec.write.parse::<Mode>().ok();
         for volume in 0..VOLUMES {
             both.wait();
+            if let Some((mode, log)) = mode.zip(log) {
+                let (most, age) = (spec.dirty_max.map(|bytes| bytes.0), None);
+                let how = WritesBack { order: mode.order, pace: mode.pace, most, age };
+                both.given.write_back_to(both.now, &name(volume), how, log).unwrap();
+            }
             both.request(Request::block(TraceOp::Read, volume, 0, 512));
         }
         both
@@ -181,7 +194,13 @@ impl Lockstep {
         assert_eq!(mine.line_bytes_written, self.given.stats().flash_lines_written * line, "{at}");
         let budget = self.sim.node.limits.budget(self.now);
         assert_eq!(budget, self.given.budget(), "{at}");
+        let written = self.sim.world.log_bytes_written;
+        assert_eq!(written, self.given.written_back(), "bytes of the write log {at}");
         for volume in 0..VOLUMES {
+            let back = self.sim.node.back.as_ref();
+            let of = back.and_then(|back| Some((back, back.attachment(volume)?)));
+            let mine = of.and_then(|(back, of)| back.log.borrow().status(self.now, of));
+            assert_eq!(mine, self.given.back_status(&name(volume)).unwrap(), "{volume} {at}");
             let mine = *self.sim.node.admissions.borrow()[&volume].verdicts();
             let theirs = self.given.verdicts(&name(volume)).unwrap();
             assert_eq!(format!("{mine:?}"), format!("{theirs:?}"), "of volume {volume} {at}");
@@ -235,8 +254,9 @@ impl Lockstep {
 
 /// Runs both. Returns hits.
 fn run(placement: &str, write: &str, more: &str, seed: u64) -> u64 {
+    let flash = if write.starts_with("back") { "22m" } else { "6m" };
     let text = format!(
-        "flash = '6m'\nplacement = '{placement}'\nwrite = '{write}'\nvolume = '{BYTES}'\nshards = 2\nreadahead = '256k'\ndepth = 64\n{more}"
+        "flash = '{flash}'\nplacement = '{placement}'\nwrite = '{write}'\nvolume = '{BYTES}'\nshards = 2\nreadahead = '256k'\ndepth = 64\n{more}"
     );
     let spec: Block = toml::from_str(&text).unwrap();
     println!("{text}");
@@ -266,6 +286,19 @@ fn placement(placement: &str, seed: u64) {
                 more.push_str(budget);
             }
             run(placement, write, &more, seed + n * 10 + m);
+        }
+    }
+}
+
+/// In each order, and at each pace.
+#[test]
+fn volumes_that_write_back() {
+    for (n, order) in (0..).zip(["any", "ordered", "ordered,grain=completion"]) {
+        for (m, pace) in (0..).zip(["", ",destage=periodic:1", ",destage=none"]) {
+            let more = if m > 0 { "dirty_max = '3m'\n" } else { "" };
+            let more = format!("write_log = '16m'\nadmission = 'all'\n{more}");
+            let placement = ["set:8", "direct", "full"][m as usize];
+            run(placement, &format!("back:{order}{pace}"), &more, 700 + n * 10 + m);
         }
     }
 }
