@@ -493,7 +493,8 @@ impl AdmissionPolicy for Flashiness {
             let due = match state.asked {
                 None => {
                     now - started >= Nanos::from_secs(u64::from(self.config.first_training_after))
-                        && (held >= first || held as usize >= MOST_SAMPLES)
+                        && (held >= first
+                            || held >= LEAST_SAMPLES && self.reservoir.has_its_part(app))
                 }
                 Some(asked) => now - asked >= wait && state.fresh >= LEAST_SAMPLES.max(held / 16),
             };

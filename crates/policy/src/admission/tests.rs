@@ -382,6 +382,33 @@ fn two_kinds(name: &str) -> (f64, f64, Admission) {
     (f64::from(tp) / f64::from(tp + fp), f64::from(tp) / f64::from(tp + missed), a)
 }
 
+/// A small memory holds fewer samples than are asked for before the first training: it trains from those that it holds.
+#[test]
+fn little_memory_trains_from_what_it_holds() {
+    for applications in [1, 5] {
+        let mut config = AdmissionConfig::from_name("flashiness").unwrap();
+        config.flashiness.horizon = 1;
+        let mut a = Admission::new(&config, &Setup { memory: 64 << 10, ..setup(10_000) }).unwrap();
+        let mut trained = BTreeSet::new();
+        for i in 0..60_000 {
+            let at = Nanos::from_millis(10 * i);
+            let app = AppId((i % applications) as u16);
+            let acc = Access { app, ..access(i, at) };
+            a.on_write(&acc, false);
+            a.judge(&Candidate { app, ..candidate(i, 1) }, at);
+            a.on_departure(&acc, Departure::Moved);
+            if i % 100 == 0
+                && let Some(app) = a.training_due(at)
+            {
+                let held = a.take_training_set(app, at).unwrap().samples.len();
+                assert!((16..1000).contains(&held), "{held}");
+                trained.insert(app);
+            }
+        }
+        assert_eq!(trained.len() as u64, applications);
+    }
+}
+
 #[test]
 fn flashiness_learns_who_is_read_again() {
     // In the paper's form a rejected object that is read again cannot count, but here no rejected one is missed.
