@@ -767,7 +767,7 @@ mod tests {
     /// What a server would take is told all the same, whatever is not there yet.
     #[test]
     fn tables_that_are_not_filled_take_little() {
-        for (policy, least) in [("flashiness", 17), ("reject_first", 9), ("all", 5)] {
+        for (policy, least) in [("flashiness", 4), ("reject_first", 4), ("all", 3)] {
             let config = sized(policy, |s| (s.dram, s.flash) = (8 << 20, 1 << 30));
             let cache = run(&config, &zipf(2000));
             let whole = HybridCache::with_bytes(&config).unwrap();
