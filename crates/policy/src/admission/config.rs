@@ -199,7 +199,7 @@ impl Default for WriteRateConfig {
 pub enum HistoryKind {
     /// Nothing: an object that was never read is never flashy (Flashield §4.2).
     None,
-    /// A table of 16 bytes per object on flash, in at most half the policy's memory: refetches, updates and time away. An object that was
+    /// A table of 6 bytes per object on flash, as far as the policy's memory goes: refetches, updates and time away. An object that was
     /// never read can be flashy if it was fetched again after a miss.
     Sketch,
 }

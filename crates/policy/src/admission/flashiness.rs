@@ -109,16 +109,18 @@ impl Flashiness {
         }
         let config = config.resolved(paper);
         let mut rng = Rng::new(setup.seed);
-        // An eighth for the table of applications, at most half for the history, the rest for samples.
+        // An eighth for the table of applications, half for the history, the rest for samples; what is more than the most samples
+        // take is the history's too.
         let apps = (setup.memory / 8 / (size_of::<AppState>() + size_of::<Model>()))
             .clamp(1, AppId::COUNT);
+        let beside = setup.memory / 8 + Cut::bytes_of(setup.memory) + AppId::COUNT * 16;
+        let most_samples = 2 * (MOST_TRACKED * TRACKED_BYTES).max(MOST_SAMPLES * RESERVED_BYTES);
         let history = (config.history == Some(HistoryKind::Sketch)).then(|| {
-            KeyMemory::new(setup.objects.saturating_mul(KEYS_PER_OBJECT).max(64), setup.memory / 2)
+            let keys = setup.objects.saturating_mul(KEYS_PER_OBJECT).max(64);
+            let most = setup.memory.saturating_sub(beside + most_samples);
+            KeyMemory::new(keys, most.max(setup.memory / 2))
         });
-        let taken = setup.memory / 8
-            + history.as_ref().map_or(0, KeyMemory::memory_bytes)
-            + Cut::bytes_of(setup.memory)
-            + AppId::COUNT * 16;
+        let taken = beside + history.as_ref().map_or(0, KeyMemory::memory_bytes);
         let rest = setup.memory.saturating_sub(taken);
         let tracked = (rest / 2 / TRACKED_BYTES).clamp(1, MOST_TRACKED);
         let samples = (rest / 2 / RESERVED_BYTES).clamp(1, MOST_SAMPLES);

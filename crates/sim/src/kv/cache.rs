@@ -820,12 +820,14 @@ mod tests {
         for policy in ["flashiness", "ghost", "reject_first"] {
             let mut c = config(policy);
             let filled = run(&c, &scan(60_000, 257)).counters();
-            // Give or take what is open when the first segment is reclaimed.
-            assert!((3000 << 10..4000 << 10).contains(&filled.flash_bytes), "{policy}: {filled:?}");
+            // Give or take what is open when the first segment is reclaimed. reject_first takes a key in fourteen for one that it has
+            // seen, of 18 MB.
+            let mistaken = if policy == "reject_first" { 2 << 20 } else { 0 };
+            let once = 3000 << 10..(4000 << 10) + mistaken;
+            assert!(once.contains(&filled.flash_bytes), "{policy}: {filled:?}");
             c.admission.first_fill = false;
-            // reject_first takes a key in a hundred for one that it has seen.
             let few = run(&c, &scan(60_000, 257)).counters().flash_bytes;
-            assert!(few < 64 << 10, "{policy}: {few}");
+            assert!(few < (64 << 10) + mistaken, "{policy}: {few}");
             // Nor where a budget has nothing to lend.
             c.admission.first_fill = true;
             c.budget = WriteBudgetConfig {
@@ -834,7 +836,7 @@ mod tests {
                 ..WriteBudgetConfig::default()
             };
             let few = run(&c, &scan(60_000, 257)).counters().flash_bytes;
-            assert!(few < 64 << 10, "{policy}: {few}");
+            assert!(few < (64 << 10) + mistaken, "{policy}: {few}");
         }
     }
 

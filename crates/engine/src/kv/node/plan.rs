@@ -15,11 +15,13 @@ const LARGEST_PER_ARENA: u64 = 4;
 /// Least memory with which every admission policy works, per shard.
 const MIN_ADMISSION: u64 = 64 << 10;
 /// What admission has for each object that flash can hold, tenths of a byte: with less it forgets keys before they come back; with
-/// more, hits hardly rise and objects have less. A window of as many keys as flash holds objects is 40 for `reject_first`.
+/// more, hits hardly rise and objects have less. A window of as many keys as flash holds objects is 15 for `reject_first` and 64 for
+/// `ghost`, and `flashiness` takes 61 for the keys of two.
 fn admission_per_object(policy: PolicyName) -> u64 {
     match policy {
-        PolicyName::RejectFirst => 40,
-        PolicyName::Flashiness | PolicyName::FlashinessPaper | PolicyName::Ghost => 43,
+        PolicyName::RejectFirst => 16,
+        PolicyName::Flashiness | PolicyName::FlashinessPaper => 30,
+        PolicyName::Ghost => 43,
         PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => 0,
     }
 }
