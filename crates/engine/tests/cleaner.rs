@@ -66,6 +66,10 @@ struct One {
 
 impl One {
     fn new() -> One {
+        One::with("all")
+    }
+
+    fn with(policy: &str) -> One {
         let setup = RunSetup {
             kv: RunSetup::VERSION,
             larder: String::new(),
@@ -86,12 +90,15 @@ impl One {
                 access_times: 16,
                 buckets: FlashIndex::buckets_for(20_000),
                 admission_memory: 64 << 10,
-                objects: 1000,
+                objects: 32_000,
                 share_bits: 1f64.to_bits(),
                 budget_rate_bits: None,
             },
             shards: vec![ShardSeed { cas_base: 0, seed: 1 }],
-            admission: AdmissionConfig::from_name("all").unwrap(),
+            admission: AdmissionConfig {
+                first_fill: false,
+                ..AdmissionConfig::from_name(policy).unwrap()
+            },
             applications: AppsSetup::default(),
             log: Some(LogSetup {
                 hot_percent: 70,
@@ -243,7 +250,54 @@ fn expired_objects_leave_though_nobody_asks() {
     assert_eq!(shards.shard().stats().evictions, 0);
 }
 
-/// A write that finds no room takes what admission was never asked about: that is counted, for an operator to see.
+/// A write that finds no room asks admission about what it displaces. What is rejected is evicted and known from then on; what is
+/// wanted stays for the cleaner.
+#[test]
+fn what_a_write_displaces_is_judged() {
+    let mut shards = One::with("reject_first");
+    let value = vec![b'v'; 1000];
+    // The cleaner never comes.
+    for key in 0..15_000 {
+        set(&mut shards, key, &value);
+    }
+    let s = *shards.shard().stats();
+    assert!(s.evictions > 8_500 && s.evictions_direct == s.evictions, "{s:?}");
+    // Of the few keys that a filter takes for seen, more than are kept for the cleaner are lost.
+    assert!(s.evictions_unjudged * 12 < s.evictions, "{s:?}");
+    shards.shard().validate().unwrap();
+    // They come back, and the cleaner is in time: their second time counts.
+    for key in 0..8_500 {
+        set(&mut shards, key, &value);
+        if key % 16 == 0 {
+            shards.clean();
+        }
+    }
+    let then = *shards.shard().stats();
+    assert!(then.flash_written_objects > 2_000, "{then:?}");
+    assert!(then.evictions_unjudged - s.evictions_unjudged < 50, "{s:?} {then:?}");
+    shards.shard().validate().unwrap();
+}
+
+/// What admission wanted when a write would have displaced it is there for the cleaner, and goes to flash without being asked about
+/// again.
+#[test]
+fn what_is_wanted_is_spared_for_the_cleaner() {
+    let mut shards = One::new();
+    let value = vec![b'v'; 1000];
+    let mut key = 0;
+    while shards.shard().stats().evictions == 0 {
+        set(&mut shards, key, &value);
+        key += 1;
+    }
+    // The first write without room spared as many as it may, then took one.
+    let s = *shards.shard().stats();
+    assert_eq!((s.evictions, s.evictions_unjudged), (1, 1));
+    shards.clean();
+    assert!(shards.shard().stats().flash_written_objects > 200);
+    shards.shard().validate().unwrap();
+}
+
+/// A write that finds no room takes what admission wants, where the cleaner does not come: that is counted, for an operator to see.
 #[test]
 fn what_leaves_dram_unjudged_is_counted() {
     let mut shards = One::new();
