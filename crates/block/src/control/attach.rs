@@ -8,27 +8,32 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::protocol::{Progress, Refusal, WriteBack};
-use super::{Control, GoOn, HowOpened, LOOK, back, refused, released};
+use super::{Control, GoOn, HowOpened, LOOK, TAKEN, back, refused, released};
 use crate::backing::{Backing, BackingError, Uri};
-use crate::cache::back::{BackWish, view};
+use crate::cache::back::BackWish;
 use crate::cache::{CacheError, Volume, Volumes};
+
+/// Whoever has broken it off waits for so long until all have let go of its store.
+const BROKEN_OFF: Duration = Duration::from_millis(300);
 
 /// Why a volume whose store is open was not attached.
 pub(super) struct NotAttached {
     pub(super) refusal: Refusal,
     /// It may go another time, without anything being changed.
     pub(super) may_pass: bool,
+    /// What was waited for that did not answer, when it was waited for last.
+    waited_for: Option<String>,
 }
 
 impl From<Refusal> for NotAttached {
     fn from(refusal: Refusal) -> NotAttached {
-        NotAttached { refusal, may_pass: false }
+        NotAttached { refusal, may_pass: false, waited_for: None }
     }
 }
 
 impl From<CacheError> for NotAttached {
     fn from(error: CacheError) -> NotAttached {
-        NotAttached { may_pass: error.may_pass(), refusal: error.into() }
+        NotAttached { may_pass: error.may_pass(), refusal: error.into(), waited_for: None }
     }
 }
 
@@ -91,7 +96,10 @@ impl Control {
         let store = store.ok_or_else(|| not_waited("its store is not open"))?;
         let attached = self.attach_store(name, store, trust, (&wish, go_on));
         let attached = attached.map_err(|e| match late.get() {
-            true => not_waited("what it needs has not answered"),
+            true => {
+                let what = e.waited_for.unwrap_or_else(|| "what it needs".to_owned());
+                not_waited(&format!("{what} has not answered"))
+            }
             false => e.refusal,
         })?;
         self.forget_waiting(name);
@@ -155,22 +163,48 @@ impl Control {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri = store.uri().to_owned();
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
-        let store = view(name, store, wish)?;
+        let mut waited_for = None;
+        let mut hear = |what: Option<&str>| {
+            let says = what.unwrap_or("what it needs");
+            let what_waits = format!("volume '{name}': {says} has not answered yet");
+            let goes_on = go_on(Progress { what: what_waits, ..Progress::default() });
+            // (Once it is broken off nothing is waited for any more.)
+            if goes_on || what.is_some() {
+                waited_for = what.map(str::to_owned);
+            }
+            goes_on
+        };
+        let store = match self.cache.view_while(name, store, wish, &mut hear) {
+            Ok(store) => store,
+            Err(error) => return Err(NotAttached { waited_for, ..error.into() }),
+        };
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
         // The same store may be about to come as another volume, or to go.
-        let _store = self.cache.changing().store(volume.backing().place());
+        let place = volume.backing().place();
+        let _store = loop {
+            match self.cache.changing().try_store(place.clone()) {
+                Some(one) => break one,
+                None if hear(Some("whatever else is done with its store")) => {
+                    std::thread::sleep(TAKEN);
+                }
+                None => {
+                    let why = format!("volume '{name}': something else is done with its store");
+                    return Err(NotAttached { waited_for, ..refused(why).into() });
+                }
+            }
+        };
         let alike = self.volumes.expect(&volume).map_err(|e| refused(e.to_string()))?;
-        let what = format!("volume '{name}': what it needs has not answered yet");
-        let mut hear = || go_on(Progress { what: what.clone(), ..Progress::default() });
-        let warm = match self.cache.attach_while(&volume, trust, wish, &mut hear) {
+        let attached = self.cache.attach_while(&volume, trust, wish, &mut hear);
+        let warm = match attached {
             Ok(warm) => warm,
             Err(error) => {
                 // Whoever hears of it may want its store at once.
                 volume.close();
                 self.cache.let_go_of_closed();
                 self.volumes.gone(&volume);
-                released(name, &volume, &mut || true);
-                return Err(error.into());
+                let begun = Instant::now();
+                released(name, &volume, &mut || hear(None) || begun.elapsed() < BROKEN_OFF);
+                return Err(NotAttached { waited_for, ..error.into() });
             }
         };
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;

@@ -248,6 +248,14 @@ pub(super) fn alarms(name: &str, back: &BackVolume) -> Vec<String> {
     alarms
 }
 
+/// What an operator should know of a volume that was to write back, and does not.
+pub(super) fn goes_through(name: &str) -> String {
+    format!(
+        "volume '{name}': it is set to write back, and is written through since the write log failed or the cache was out of use; as soon as the cache \
+         works again, have it write back (larder block write {name} back:ORDER), or start again"
+    )
+}
+
 /// What a wait for a store that is not reached says of it, behind how far it is.
 pub(super) fn not_reached(store: &dyn Backing) -> String {
     let trouble = store.trouble().filter(|trouble| trouble.state != "changed");

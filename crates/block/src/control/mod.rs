@@ -675,6 +675,7 @@ impl Control {
                 alarms.extend(back::alarms(&v.name, back));
             }
         }
+        alarms.extend(cache.could_write_back().iter().map(|name| back::goes_through(name)));
         alarms.extend(cache.state_dir_trouble());
         if cache.is_unlinked() {
             alarms.push(format!(

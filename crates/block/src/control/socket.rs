@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Control;
 use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, Request, parse, read_line};
@@ -138,6 +139,13 @@ fn is_heard(mut stream: &UnixStream, request: &Request) -> bool {
     !request.may_take_long() || say(&mut stream, &Answer::Progress(Progress::default()))
 }
 
+/// Whether whoever asked has gone. (One that has said all that it has to say may listen still.)
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut wanted = [PollFd::new(stream, PollFlags::empty())];
+    let found = poll(&mut wanted, Some(&Timespec::default()));
+    found.is_ok() && wanted[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
 /// One request and its answer.
 fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool, asked: &dyn Fn()) {
     let limits = stream
@@ -159,7 +167,7 @@ fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool, asked: &dyn 
     asked();
     let mut said = Instant::now();
     let mut go_on = |progress: Progress| {
-        if stop.load(Ordering::SeqCst) {
+        if stop.load(Ordering::SeqCst) || has_hung_up(stream) {
             return false;
         }
         if said.elapsed() < EVERY {
@@ -183,6 +191,16 @@ fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool, asked: &dyn 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_gone_is_told_from_who_has_said_all() {
+        let (client, server) = UnixStream::pair().unwrap();
+        assert!(!has_hung_up(&server));
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(!has_hung_up(&server), "it listens");
+        drop(client);
+        assert!(has_hung_up(&server));
+    }
 
     #[test]
     fn what_nobody_waits_for_is_not_begun() {

@@ -25,7 +25,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -144,6 +144,8 @@ struct Shared {
     counters: Arc<Counters>,
     workers: Vec<WorkerDoor>,
     stopping: AtomicBool,
+    /// Workers that have, or may have, requests under way.
+    busy: AtomicUsize,
     /// When a line was last said about connections that are refused.
     refusals: Mutex<RateLimited>,
     certificate: Option<tls::Certificates>,
@@ -263,6 +265,7 @@ impl Server {
             counters: Arc::default(),
             workers,
             stopping: AtomicBool::new(false),
+            busy: AtomicUsize::new(0),
             refusals: Mutex::default(),
             certificate,
         });

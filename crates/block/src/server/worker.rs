@@ -234,6 +234,8 @@ pub(super) struct Worker<S> {
     next_scan: Instant,
     next_look: Instant,
     drain_until: Option<Instant>,
+    /// It has, or may have, requests under way.
+    busy: Option<Busy>,
     /// Bytes that the pool gave back since the allocator was asked.
     freed: usize,
     /// Something was asked since the last scan.
@@ -251,6 +253,7 @@ impl<S: Service> Worker<S> {
         Worker {
             index,
             pool: BufferPool::new(shared.config.buffer_bytes),
+            busy: Some(Busy::one_of(&shared)),
             shared,
             poll,
             service,
@@ -850,7 +853,8 @@ impl<S: Service> Worker<S> {
         }
     }
 
-    /// While the server stops: what has begun is finished, as far as it does not take too long.
+    /// While the server stops: what has begun is finished, as far as it does not take too long. What others have under way may need this worker: it
+    /// destages volumes, and has mail.
     fn drained(&mut self) -> bool {
         self.take_new();
         let until = *self.drain_until.get_or_insert(self.now + DRAIN);
@@ -866,7 +870,26 @@ impl<S: Service> Worker<S> {
                 left = true;
             }
         }
-        !left
+        if !left {
+            self.busy = None;
+        }
+        self.shared.busy.load(Ordering::SeqCst) == 0 || self.now >= until
+    }
+}
+
+/// One of the workers that have, or may have, requests under way.
+struct Busy(Arc<Shared>);
+
+impl Busy {
+    fn one_of(shared: &Arc<Shared>) -> Busy {
+        shared.busy.fetch_add(1, Ordering::SeqCst);
+        Busy(shared.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

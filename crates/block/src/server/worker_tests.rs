@@ -90,6 +90,7 @@ impl Bench {
             counters: Arc::default(),
             workers: vec![WorkerDoor { queue: Default::default(), waker }],
             stopping: false.into(),
+            busy: 0.into(),
             refusals: Default::default(),
             certificate: None,
         });
@@ -388,4 +389,18 @@ fn a_pause_alone_closes_nobody() {
     bench.whole(&mut paused, LONG);
     bench.whole(&mut other, LONG);
     assert_eq!(bench.connections(), 2);
+}
+
+/// It may destage volumes, and others may have mail for it.
+#[test]
+fn while_a_server_stops_a_worker_goes_on_until_none_has_requests_under_way() {
+    let mut bench = Bench::new();
+    let other = Busy::one_of(&bench.worker.shared);
+    assert!(!bench.worker.drained());
+    assert!(bench.worker.busy.is_none(), "it has nothing under way itself");
+    drop(other);
+    assert!(bench.worker.drained());
+    let _other = Busy::one_of(&bench.worker.shared);
+    bench.worker.now += DRAIN;
+    assert!(bench.worker.drained(), "not for ever");
 }

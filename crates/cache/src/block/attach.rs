@@ -9,16 +9,17 @@ use larder_engine::block::node::operator::steps::Waits;
 use larder_engine::block::node::operator::{NotDone, Operation};
 use larder_engine::block::node::start::places::{Comer, NoPlace};
 use larder_engine::block::volumes::Found;
-use larder_format::block::VolumeState;
+use larder_format::block::{BlockSuperblock, VolumeState};
 
 use super::attached::Attached;
-use super::attended::{finishes, is_unwanted};
+use super::attended::{Asker, finishes, is_unwanted};
 use super::back::{self, Alone, BackWish};
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::steps::At;
 use super::{Core, Mailbox};
 use crate::block::volume::Volume;
+use larder_volume::Backing;
 
 /// How far a detach is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,11 @@ pub enum Detaching {
 
 /// A volume that comes is planned for so often at most, where others come, grow and go meanwhile.
 const PLANS: usize = 16;
+
+fn not_waited_for(name: &str) -> CacheError {
+    let reason = "whoever asked for it waits no longer".to_owned();
+    CacheError::NotYet { name: name.to_owned(), reason }
+}
 
 /// What a detach hears of its volume.
 type GoOn<'a> = &'a mut dyn FnMut(Detaching) -> bool;
@@ -68,18 +74,42 @@ impl Core {
         self.comes(volume, trust, wish)
     }
 
-    /// The same for somebody who may wait no longer: `go_on` may say no while something does not answer.
+    /// The same for somebody who may wait no longer: `go_on` hears what does not answer, if something is waited for, and may say no.
     ///
     /// # Errors
-    /// As [`Core::attach_as`], and when `go_on` has said no.
+    /// As [`Core::attach_as`], and when `go_on` has said no: then it is not attached.
     pub fn attach_while(
         &self,
         volume: &Arc<Volume>,
         trust: bool,
         wish: &BackWish,
-        go_on: &mut dyn FnMut() -> bool,
+        go_on: &mut dyn FnMut(Option<&str>) -> bool,
     ) -> Result<Result<(), String>, CacheError> {
-        self.attended((), &mut |()| go_on(), |_| self.comes(volume, trust, wish))
+        self.hears_what(go_on, || self.comes(volume, trust, wish))
+    }
+
+    /// A store that was opened to be read only, as it is to be served ([`back::view`]), for somebody who may wait no longer.
+    ///
+    /// # Errors
+    /// As of [`back::view`], and when `go_on` has said no.
+    pub fn view_while(
+        &self,
+        name: &str,
+        store: Box<dyn Backing>,
+        wish: &BackWish,
+        go_on: &mut dyn FnMut(Option<&str>) -> bool,
+    ) -> Result<Box<dyn Backing>, CacheError> {
+        self.hears_what(go_on, || back::view(name, store, wish))
+    }
+
+    fn hears_what<R: Send>(
+        &self,
+        go_on: &mut dyn FnMut(Option<&str>) -> bool,
+        work: impl FnOnce() -> Result<R, CacheError> + Send,
+    ) -> Result<R, CacheError> {
+        let asker = Arc::<Asker>::default();
+        let mut hears = |()| go_on(asker.waits_for().as_deref());
+        self.attended_by(&asker, (), &mut hears, |_| work())
     }
 
     fn comes(
@@ -95,19 +125,34 @@ impl Core {
         }
         self.may_be_recorded(&name)?;
         self.check_state_dir(&name)?;
-        if wish.back.is_some()
-            && let Some(sb) = self.on_log(|log| log.line_space().cloned())?
+        let sb = self.on_log(|log| log.line_space().cloned())?;
+        if wish.back.is_none()
+            && let Some(sb) = &sb
         {
-            // Before this cache knows the store by what it is now.
+            // Before this cache knows it by what it is now, or lets go of its lines.
+            self.is_not_dirty_here(volume, wish, sb)?;
+        }
+        if let Some(sb) = sb.filter(|_| wish.back.is_some()) {
+            // Before anything is made, and before this cache knows the store by what it is now.
+            back::may_be_journaled(volume, (wish, back::Asking::of(&self.config)), self.path())?;
             back::look(volume, (wish, back::Asking::of(&self.config)), &sb)?;
         }
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         for _ in 0..PLANS {
+            if is_unwanted() {
+                return Err(not_waited_for(&name));
+            }
             if let Some(taken_up) = self.take_up(volume, &comer)? {
-                if let Err(error) = self.begin_back(volume, wish) {
+                let begun = match is_unwanted() {
+                    true => Err(not_waited_for(&name)),
+                    false => self.begin_back(volume, wish),
+                };
+                if let Err(error) = begun {
                     finishes();
                     if self.volume(&name).is_some() {
-                        self.detach(&name, true, &mut |_| true)?;
+                        // Nobody has written to it. A store that does not answer is not waited for.
+                        let mut goes = |how| !matches!(how, Detaching::Durable(_));
+                        self.detach(&name, true, &mut goes)?;
                     }
                     return Err(error);
                 }
@@ -115,6 +160,29 @@ impl Core {
             }
         }
         Err(CacheError::NotYet { name, reason: OVERTAKEN.to_owned() })
+    }
+
+    /// A volume that is not to write back: what this cache has of it is in its store.
+    ///
+    /// # Errors
+    /// When it is not.
+    fn is_not_dirty_here(
+        &self,
+        volume: &Volume,
+        wish: &BackWish,
+        sb: &BlockSuperblock,
+    ) -> Result<(), CacheError> {
+        let name = volume.name();
+        let record = sb.volumes.iter().find(|v| v.name == name).and_then(|v| v.write_back);
+        let Some(record) = record.filter(|record| record.holds.may_be_dirty()) else {
+            return Ok(());
+        };
+        let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
+        let how = (closed || !self.is_enabled(), false);
+        let asking = back::Asking::of(&self.config);
+        let of = (name, volume.backing());
+        let cache = (sb.uuid, sb.epoch);
+        back::check_through(of, Some(&record), cache, (wish, asking), how, &sb.volumes).map(drop)
     }
 
     /// Plans where a volume goes, and carries it through. `None` if another volume has come, grown or gone meanwhile so that the plan holds no more.
@@ -146,7 +214,7 @@ impl Core {
         attached.came(&decided);
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        let mut io = At { core: self, of: attached, go_on: &mut |_| true };
+        let mut io = At { core: self, of: attached, go_on: &mut |_| !is_unwanted() };
         match self.carry_over(&mut operation, &mut io, Operation::attach_step)? {
             Ok(()) => {}
             Err(NotDone::Overtaken) => return Ok(None),

@@ -20,10 +20,12 @@ use larder_runtime::RingChoice;
 use larder_volume::Alone;
 use larder_volume::identity::is_change;
 
+use super::attended::{is_attended, is_unwanted, waits_for};
 use super::back::Saves;
 use super::flusher::Flusher;
 use super::locked;
 use super::open::{CacheConfig, CacheError};
+use super::operators::LOOK;
 use super::volume::Volume;
 
 /// What clients did with all volumes since the start, with those that are detached by now: nothing here falls.
@@ -87,6 +89,8 @@ pub struct Attached {
     changed: OnceLock<(Instant, &'static str)>,
     /// It changes over between writing through and writing back, or goes: by one at a time.
     pub(super) changing: Arc<AtomicBool>,
+    /// An operator has had it written through.
+    pub(super) through_by_choice: AtomicBool,
     /// Its marker says that another has its store: whatever clients ask for fails.
     pub(super) others: AtomicBool,
     /// What the write budget makes of it.
@@ -229,6 +233,7 @@ impl Attached {
             attachment: AtomicU32::new(0),
             changed: OnceLock::new(),
             changing: Arc::default(),
+            through_by_choice: AtomicBool::new(false),
             others: AtomicBool::new(false),
             saves: Mutex::default(),
             counters: VolumeCounters::default(),
@@ -274,9 +279,23 @@ impl Attached {
     /// # Errors
     /// When its store cannot.
     pub(super) fn make_durable_within(&self, timeout: Nanos) -> Result<(), CacheError> {
-        let durable = self.volume.capabilities().read_only
-            || self.flusher.flush(Duration::from_nanos(timeout.0));
+        let durable = self.volume.capabilities().read_only || self.is_flushed_within(timeout);
         durable.then_some(()).ok_or_else(|| self.is_not_durable(timeout))
+    }
+
+    fn is_flushed_within(&self, timeout: Nanos) -> bool {
+        if !is_attended() {
+            return self.flusher.flush(Duration::from_nanos(timeout.0));
+        }
+        let _waits = waits_for(&format!("store '{}'", self.volume.backing().uri()));
+        let (number, until) =
+            (self.flusher.want(), Instant::now() + Duration::from_nanos(timeout.0));
+        loop {
+            let durable = self.flusher.wait(number, LOOK);
+            if durable.is_some() || is_unwanted() || Instant::now() >= until {
+                return durable == Some(true);
+            }
+        }
     }
 
     /// The error of a store that could not be made durable in that time.

@@ -1,8 +1,8 @@
 //! Work that an operator waits for, on a thread of its own: whoever asked is heard all the while, also where a store or the place of a marker does not answer,
 //! and may say no.
 //!
-//! What waits for such a place looks whether it is [unwanted](is_unwanted), and ends then. A write of a marker is not broken off: whether it is there would
-//! not be known.
+//! What waits for such a place says [what for](waits_for), looks whether it is [unwanted](is_unwanted), and ends then. A write of a marker has a moment
+//! more: whether it is there would not be known.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +10,47 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use super::Core;
 use super::open::CacheError;
 use super::operators::LOOK;
+use super::{Core, locked};
+
+/// Whoever waits for what a thread does.
+#[derive(Debug, Default)]
+pub struct Asker {
+    /// He has said no.
+    gone: AtomicBool,
+    /// What that thread waits for now, if it waits for something that may not answer.
+    waits_for: Mutex<Option<String>>,
+}
+
+impl Asker {
+    /// He waits no longer.
+    pub fn leaves(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether he does.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    /// What is waited for that may not answer, if something is.
+    pub fn waits_for(&self) -> Option<String> {
+        locked(&self.waits_for).clone()
+    }
+
+    /// Does `work` on this thread: what waits there for something that does not answer looks whether he has gone, and ends then.
+    pub fn attends<R>(self: &Arc<Self>, work: impl FnOnce() -> R) -> R {
+        let before = ASKER.replace(Some(self.clone()));
+        let done = work();
+        ASKER.set(before);
+        done
+    }
+}
 
 thread_local! {
-    /// Whoever waits for the work of this thread has said no.
-    static UNWANTED: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+    /// Whoever waits for the work of this thread, if he may say no.
+    static ASKER: RefCell<Option<Arc<Asker>>> = const { RefCell::new(None) };
 }
 
 /// Between two tries to have what another thread has.
@@ -24,17 +58,37 @@ const TRY: Duration = Duration::from_millis(5);
 
 /// Whether whoever waits for what this thread does waits no longer.
 pub(super) fn is_unwanted() -> bool {
-    UNWANTED.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)))
+    ASKER.with_borrow(|asker| asker.as_ref().is_some_and(|asker| asker.is_gone()))
 }
 
 /// Whether somebody may say that he waits no longer for what this thread does.
 pub(super) fn is_attended() -> bool {
-    UNWANTED.with_borrow(Option::is_some)
+    ASKER.with_borrow(Option::is_some)
 }
 
 /// What this thread does from here on is not broken off: it sets right what was done.
 pub(super) fn finishes() {
-    UNWANTED.set(None);
+    ASKER.set(None);
+}
+
+/// This thread waits for something that may not answer, as long as this lives.
+pub(super) struct Waits(Option<(Arc<Asker>, Option<String>)>);
+
+/// For what is called `what`.
+pub(super) fn waits_for(what: &str) -> Waits {
+    let asker = ASKER.with_borrow(Clone::clone);
+    Waits(asker.map(|asker| {
+        let before = locked(&asker.waits_for).replace(what.to_owned());
+        (asker, before)
+    }))
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        if let Some((asker, before)) = self.0.take() {
+            *locked(&asker.waits_for) = before;
+        }
+    }
 }
 
 /// Locks what somebody may have who waits for a place that does not answer. `None` if this is unwanted by then.
@@ -64,18 +118,30 @@ impl Core {
         go_on: &mut dyn FnMut(S) -> bool,
         work: impl FnOnce(&mut dyn FnMut(S) -> bool) -> Result<R, CacheError> + Send,
     ) -> Result<R, CacheError> {
+        self.attended_by(&Arc::default(), first, go_on, work)
+    }
+
+    /// The same, where what is waited for is to be known.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub(super) fn attended_by<S: Copy + Send, R: Send>(
+        &self,
+        asker: &Arc<Asker>,
+        first: S,
+        go_on: &mut dyn FnMut(S) -> bool,
+        work: impl FnOnce(&mut dyn FnMut(S) -> bool) -> Result<R, CacheError> + Send,
+    ) -> Result<R, CacheError> {
         if self.hand.get().is_some() || is_attended() {
             return work(go_on);
         }
-        let unwanted = Arc::new(AtomicBool::new(false));
         let (says, said) = mpsc::channel::<S>();
         let (answers, answered) = mpsc::channel::<bool>();
-        let flag = unwanted.clone();
+        let of = asker.clone();
         let run = move || {
-            UNWANTED.set(Some(flag));
             // (Whoever asks is there until this ends.)
             let mut asks = |state| says.send(state).is_ok() && answered.recv().unwrap_or(false);
-            work(&mut asks)
+            of.attends(|| work(&mut asks))
         };
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("block-operator".into());
@@ -92,7 +158,7 @@ impl Core {
                 }
                 wanted = wanted && go_on(last);
                 if !wanted {
-                    unwanted.store(true, Ordering::SeqCst);
+                    asker.leaves();
                 }
                 if asks.is_ok() {
                     // It waits for this.

@@ -104,6 +104,7 @@ use rustix::event::{EventfdFlags, eventfd};
 pub use aside::AsideVolume;
 pub use attach::Detaching;
 pub use attached::{Attached, Totals};
+pub use attended::Asker;
 pub use builder::Builder;
 pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
@@ -459,7 +460,7 @@ impl Core {
         if failed == FlashError::Device && (count <= 10 || count.is_power_of_two()) {
             tracing::warn!(
                 count,
-                "the cache device did not {what}: {error}; served by the backing store"
+                "the cache device did not {what}: {error}; what the stores have too is served by them"
             );
         }
         failed

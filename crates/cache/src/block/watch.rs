@@ -49,11 +49,12 @@ impl Watch {
         }
         let refresh = cache.now() >= self.next_refresh;
         if refresh || cache.now() >= self.next_marker {
+            // (From when it begins: what is destaged counts on that.)
+            self.next_marker = cache.now() + marker::LOOK;
             cache.look_at_marker(volume, refresh);
             cache.look_at_losses(volume);
             cache.look_at_bound(volume);
             cache.look_at_journal(volume);
-            self.next_marker = cache.now() + marker::LOOK;
             if refresh {
                 self.next_refresh = cache.now() + marker::REFRESH;
             }

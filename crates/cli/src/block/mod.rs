@@ -11,6 +11,7 @@ mod recover;
 mod select;
 mod serve;
 mod settings;
+mod stops;
 mod store;
 mod tell;
 mod upkeep;

@@ -2,34 +2,31 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
 use larder_block::cache::back::{BackWish, marker_answers, most_on_its_way, size_of, view};
 use larder_block::cache::later::{ComesLater, open_what_answers};
 use larder_block::cache::{CacheConfig, CacheError, Cached, RulesConfig, Warmth, open, without};
-use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, http};
+use larder_block::control::{Absent, Control, ControlServer, HowOpened, Lacks, OpenStore, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::map::Making;
 use larder_engine::block::node::defaults::{self, SizeError};
-use larder_engine::block::node::share::check_floors;
+use larder_engine::block::node::share::{check_floors, check_once};
 use larder_format::block::Layout;
 use larder_policy::block::BlockAdmissionConfig;
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::format::failed;
 use super::ours::Ours;
 use super::settings::{DEFAULT_HTTP, OnCacheFailure, Settings};
+use super::stops::Stops;
 use super::tell;
 use crate::error::CliError;
 use crate::signals::{self, Meaning};
-
-/// Signals within so long of the first are the same stop.
-const ONE_STOP: Duration = Duration::from_millis(500);
 
 /// Memory of one vhost-user device for requests under way, bytes.
 const VHOST_BUFFERS: usize = 64 << 20;
@@ -89,6 +86,17 @@ fn check_sizes(args: &Settings) -> Result<(), CliError> {
 }
 
 pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
+    let mut stops = None;
+    match (serve(args, &mut stops), stops) {
+        (Err(why), Some(stops)) if stops.came_early() => {
+            info!("stopped while it was starting: {why}");
+            Ok(())
+        }
+        (done, _) => done,
+    }
+}
+
+fn serve(args: &Settings, stops: &mut Option<Stops>) -> Result<(), CliError> {
     let usage = |e: &dyn std::fmt::Display| CliError::Usage(e.to_string());
     let runtime = |e: &dyn std::fmt::Display| CliError::Runtime(e.to_string());
     let admission: BlockAdmissionConfig = args
@@ -120,13 +128,19 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         tls.as_ref().is_some_and(|t| t.client_ca.is_some()) && listen.iter().all(Listen::is_strict);
     let _ = crate::log::start(&args.log, true)?;
     // Before anything is opened: from here on a signal ends it in good order.
-    let mut signals = signals::take()?;
+    let stops: &Stops = stops.insert(Stops::watch(signals::take()?)?);
     let budget = args.drive.budget().map_err(|e| usage(&e))?;
     let record = args.recording.config().map_err(|e| usage(&e))?;
-    for (name, _) in &args.shares {
+    check_once(&args.shares).map_err(|e| usage(&format!("--share {e}")))?;
+    for (name, share) in &args.shares {
+        Volumes::check_name(name).map_err(|e| usage(&format!("--share {name}={share}: {e}")))?;
         // A volume that is attached later has its share too; a name that is mistyped is worth a word.
         if !args.volumes.iter().any(|v| v.0 == *name) {
-            warn!("--share {name}: no --volume has that name; it holds when one is attached");
+            let names: Vec<&str> = args.volumes.iter().map(|(name, _)| name.as_str()).collect();
+            warn!(
+                "--share {name}={share}: no --volume is called '{name}' (these are: {}): it holds when a volume of that name is attached; else correct the name",
+                names.join(", ")
+            );
         }
     }
     for name in &args.read_only_volumes {
@@ -192,13 +206,13 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let (all_read_only, dir) = (args.read_only, state_dir.clone());
     let ours = Ours::new(&doors, args, &state_dir);
     let vouched = args.writes.durable_stores();
-    let open_store = move |name: &str, uri: &Uri, how: HowOpened| {
+    let open_store: Arc<OpenStore> = Arc::new(move |name: &str, uri: &Uri, how: HowOpened| {
         let mut options = stores.options(all_read_only || how.read_only, &dir);
         // (What is attached under that name later may be a file: nobody vouches for those.)
         let vouched = vouched.contains(name) && !matches!(uri, Uri::File { .. });
         options.durable = how.durable || vouched;
         ours.open_other(uri, || backing::open_with(uri, &options))
-    };
+    });
     let mut absent: Vec<Absent> = Vec::new();
     for (name, uri) in &args.volumes {
         let read_only = args.read_only_volumes.contains(name);
@@ -207,7 +221,8 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         if absent.iter().any(|a| a.name == *name) {
             return Err(usage(&VolumeError::Exists(name.clone())));
         }
-        match open_store(name, uri, HowOpened { read_only, durable: false }) {
+        let how = HowOpened { read_only, durable: false };
+        match stops.open(&open_store, (name, uri, how))? {
             Ok(store) => {
                 let wish = BackWish {
                     back: None,
@@ -215,13 +230,22 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
                     journal: writes.journals.get(name).cloned().unwrap_or_default(),
                     moved: writes.moved.contains(name),
                 };
-                if waits && let Err(e) = marker_answers(&*store, &wish) {
+                if waits && let Err(e) = stops.attends(|| marker_answers(&*store, &wish)) {
                     let read_only = all_read_only || read_only;
                     let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
                     absent.push(Absent { name, uri, read_only, why, how: Lacks::More });
                     continue;
                 }
-                let store = view(name, store, &wish).map_err(failed)?;
+                let store = match stops.attends(|| view(name, store, &wish)) {
+                    Ok(store) => store,
+                    Err(e) if waits && e.may_pass() => {
+                        let read_only = all_read_only || read_only;
+                        let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
+                        absent.push(Absent { name, uri, read_only, why, how: Lacks::More });
+                        continue;
+                    }
+                    Err(e) => return Err(failed(e)),
+                };
                 volumes.add(Volume::new(name, store, line, true)).map_err(|e| usage(&e))?;
             }
             Err(e) if waits => {
@@ -272,13 +296,14 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         Ok(_) => open::open(&args.cache, config, volumes),
         Err(why) => without::open_without(&args.cache, config, volumes, why),
     };
-    let handle = match waits {
+    let handle = stops.attends(|| match waits {
         true => open_what_answers(config, volumes.all(), &mut open_with),
         false => open_with(config, &volumes.all()).map(|handle| (handle, Vec::new())),
-    };
+    });
     // Of a volume that something does not answer for, as of one whose store is not there.
     let (handle, comes_later) = handle.map_err(|e| {
-        let passes = matches!(e, CacheError::NotYet { .. }) && !waits;
+        let of_one = matches!(e, CacheError::NotYet { .. } | CacheError::Journal { .. });
+        let passes = of_one && e.may_pass() && !waits;
         match failed(e) {
             CliError::Runtime(why) if passes => runtime(&format!("{why} ({OTHERS_MEANWHILE})")),
             error => error,
@@ -376,7 +401,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         volumes,
         server.counters().clone(),
         devices.faces().chain(disks.faces()).collect(),
-        Arc::new(open_store),
+        open_store,
         how,
         env!("CARGO_PKG_VERSION"),
     );
@@ -402,7 +427,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     info!("ready: {}", named.chain(found).collect::<Vec<_>>().join(", "));
     // A supervisor that is not there is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    for signal in signals.forever() {
+    for signal in stops.started() {
         match Meaning::of(signal) {
             Meaning::Stop => break,
             Meaning::Reload => server.reload(),
@@ -417,19 +442,6 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     // The next start waits for it.
     larder_runtime::say_stopping();
-    // Whoever asks twice does not want to wait: what is on flash is found again all the same. One stop often comes as two
-    // signals, to the process and to its group.
-    let asked = Instant::now();
-    std::thread::Builder::new()
-        .name("larder-signals".into())
-        .spawn(move || {
-            let again = |signal| Meaning::of(signal) == Meaning::Stop && asked.elapsed() > ONE_STOP;
-            if signals.forever().any(again) {
-                error!("second signal: ending at once");
-                std::process::exit(1);
-            }
-        })
-        .map_err(|e| runtime(&format!("a thread: {e}")))?;
     info!("stopping");
     // Nothing is attached or detached any more.
     drop(socket);

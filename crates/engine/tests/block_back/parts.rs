@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use larder_base::Nanos;
 use larder_engine::block::node::event::{
     Answer, Effects, Host, JobId, ShardIo, State, StoreOp, Volume, Why,
 };
@@ -140,6 +141,8 @@ pub(crate) enum Io {
     LogRead(usize, LogIo, u64, u32),
     /// The marker of a volume, by its attachment number, is to say this.
     Mark(usize, u32, Said),
+    /// It is looked at, since then.
+    Look(u32, Nanos),
 }
 
 /// What a queue has asked for.
@@ -216,6 +219,10 @@ impl Effects<Model> for Carried {
 
     fn marker_write(&mut self, attachment: u32, said: Said, _: u64) {
         self.io(Io::Mark(self.queue, attachment, said));
+    }
+
+    fn marker_look(&mut self, attachment: u32) {
+        self.io(Io::Look(attachment, Nanos::ZERO));
     }
 
     fn deliver_zeros(&mut self, ticket: &mut u64, at: u64, len: u64) {

@@ -23,6 +23,7 @@ use larder_engine::block::node::queue::Queue;
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::writeback::destager::{self, Pace};
 use larder_engine::block::writeback::log::{Config, Found, Said};
+use larder_engine::block::writeback::marker::LOOK;
 use larder_engine::block::writeback::throttle::Age;
 use larder_engine::block::writeback::volume_log::{Grain, Order};
 use larder_engine::block::{IoFailed, Merge, OpId, SlotId};
@@ -320,6 +321,7 @@ impl World {
             Io::LogFlush(_, _, mark) => *mark = self.device.borrow().mark(),
             Io::StoreChange(_, _, volume, _, mark) => *mark = self.stores[volume.number].mark(),
             Io::StoreFlush(volume, _, mark) => *mark = self.stores[volume.0 as usize].mark(),
+            Io::Look(_, began) => *began = self.now,
             _ => {}
         }
         self.says(|| format!("begins {io:?}"));
@@ -527,6 +529,10 @@ impl World {
                 let fails = self.marked && *said != Said::Clean && self.rng.chance(0.2);
                 if fails { Some(Landed::Failed) } else { done }
             }
+            Io::Look(..) => {
+                let fails = self.store_fails();
+                if fails { Some(Landed::Failed) } else { done }
+            }
             Io::LogRead(_, _, at, len) => {
                 Some(Landed::Bytes(self.device.borrow().read(*at, *len as usize).to_vec()))
             }
@@ -646,6 +652,16 @@ impl World {
                 let message = Message::Marked { attachment, done: !fails };
                 send(shared, OpId((q as u64) << OP_BITS), message);
                 self.seen.closed += u64::from(said == Said::Clean);
+                Ok(())
+            }
+            Io::Look(attachment, began) => {
+                let (now, shared) = (self.now, &self.life().shared);
+                tell_log(shared, now, |log, asks| {
+                    if !fails {
+                        log.looked(attachment, began, asks);
+                    }
+                    log.look_ended(now, attachment, asks);
+                });
                 Ok(())
             }
             Io::LogRead(q, io, ..) => {
@@ -801,8 +817,10 @@ impl World {
     fn pass(&mut self, far: bool) -> Checked {
         let now = self.now;
         let wakes = self.life().shared.log.borrow().wakes(now);
+        // (A look that takes a minute is as with a store that fails.)
+        let looks = self.doing.iter().any(|doing| matches!(doing.io, Io::Look(..)));
         self.now = match wakes {
-            Some(at) if !far => at.max(self.now),
+            Some(at) if !far && (!looks || at <= now + LOOK) => at.max(self.now),
             _ => Nanos(self.now.0 + self.rng.below(60_000_000)),
         };
         self.due()

@@ -9,6 +9,7 @@ mod clients;
 mod closing;
 mod damage;
 mod device;
+mod looks;
 mod start;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -107,14 +108,33 @@ struct Reading {
 
 /// What is under way.
 enum Io {
-    Write { write: ToWrite<Bytes>, bytes: Rc<Vec<u8>> },
-    Flush { covers: u64, mark: usize },
+    Write {
+        write: ToWrite<Bytes>,
+        bytes: Rc<Vec<u8>>,
+    },
+    Flush {
+        covers: u64,
+        mark: usize,
+    },
     Step(usize),
     Read(Reading),
-    Store { volume: usize, dirty: Dirty, lies: Option<Lies<Bytes>> },
+    Store {
+        volume: usize,
+        dirty: Dirty,
+        lies: Option<Lies<Bytes>>,
+    },
     FlushStore(usize),
-    Mark { volume: usize, said: Said, frontier: u64 },
-    Park { volume: usize, parks: Parks },
+    Mark {
+        volume: usize,
+        said: Said,
+        frontier: u64,
+    },
+    Park {
+        volume: usize,
+        parks: Parks,
+    },
+    /// Of a marker, since then.
+    Look(usize, Nanos),
 }
 
 struct Volume {
@@ -148,6 +168,8 @@ struct Volume {
     said_joins: u64,
     /// It is put aside, or is about to be: clients ask nothing of it.
     aside: bool,
+    /// Another holder has taken it.
+    taken: Option<Nanos>,
     /// What it had let go of when it came, and has by now.
     begun: u64,
     let_go: u64,
@@ -187,6 +209,9 @@ pub(super) struct World {
     may_fail: bool,
     /// Volumes are put aside with what is dirty, and taken up.
     carries: bool,
+    /// Others take volumes, and looks at markers take their time; so often the first holder found that.
+    second: bool,
+    pub(super) found_taken: u64,
     /// Nothing crashes for long.
     is_calm: bool,
     /// The loss of the cache is tried at every I/O.
@@ -269,6 +294,8 @@ impl World {
             failing: false,
             may_fail,
             carries: seed % 4 == 3,
+            second: seed % 8 == 4 && setup.fault.is_none_or(|f| f == Planted::OldLookCounts),
+            found_taken: 0,
             is_calm: seed % 8 == 5,
             loses: seed % LOSES == 9,
             lost: 0,
@@ -348,16 +375,21 @@ impl World {
         self.check_held()
     }
 
-    fn carry_out(&mut self, volume: usize, out: Vec<Asked<Bytes>>) {
+    fn carry_out(&mut self, volume: usize, out: Vec<Asked<Bytes>>) -> Checked {
         for asked in out {
             match asked {
-                Asked::Store(dirty, lies) => self.ios.push(Io::Store { volume, dirty, lies }),
+                Asked::Store(dirty, lies) => {
+                    self.check_taken(volume)?;
+                    self.ios.push(Io::Store { volume, dirty, lies });
+                }
+                Asked::Look => self.ios.push(Io::Look(volume, self.now)),
                 Asked::Mark(said, frontier) => self.ios.push(Io::Mark { volume, said, frontier }),
                 Asked::Flush => self.ios.push(Io::FlushStore(volume)),
                 Asked::Park(parks) => self.ios.push(Io::Park { volume, parks }),
                 Asked::Journal { .. } | Asked::FlushJournal => {}
             }
         }
+        Ok(())
     }
 
     /// One of what is under way ends.
@@ -369,7 +401,14 @@ impl World {
     fn ends(&mut self, which: usize) -> Checked {
         let (mut out, mut asks) = (Vec::new(), Asks::default());
         let now = self.now;
+        self.look_in_time(&mut asks);
         let volume = match self.ios.swap_remove(which) {
+            Io::Look(volume, began) => {
+                if !self.look_ends(volume, began, &mut asks)? {
+                    return Ok(());
+                }
+                volume
+            }
             Io::Write { write, bytes } => {
                 let done = !(self.log_fails() || self.failing && self.rng.chance(0.7));
                 let some = (!done).then(|| self.device.part(&mut self.rng, bytes.len()));
@@ -452,7 +491,7 @@ impl World {
                 }
                 if !reads {
                     self.says(|| format!("v{volume}: {} cannot be read", dirty.sequence));
-                    self.log.unread(attachment, &dirty);
+                    self.log.unread(now, attachment, &dirty);
                 }
                 let done = reads && !self.fails();
                 for (sector, number) in numbers {
@@ -491,7 +530,7 @@ impl World {
                 volume
             }
         };
-        self.carry_out(volume, out);
+        self.carry_out(volume, out)?;
         self.carry(asks)
     }
 
@@ -586,6 +625,7 @@ impl World {
                     let v = self.rng.below(self.volumes.len() as u64) as usize;
                     self.changes_side(v)?;
                 }
+                _ if self.second => self.pauses()?,
                 _ => {}
             }
             if self.log.wakes(self.now).is_some_and(|at| at <= self.now) && self.rng.chance(0.5) {
@@ -611,6 +651,7 @@ impl World {
     /// All devices answer again: all that waits ends, and all comes to the stores.
     fn settle(&mut self) -> Checked {
         (self.failures, self.failing) = (0, false);
+        self.volumes.iter_mut().for_each(|volume| volume.taken = None);
         if self.log.closed().is_some() && !self.log.is_started() {
             self.restart(false)?;
         }
@@ -732,7 +773,7 @@ impl World {
         let (mut idle, mut in_vain) = (0, 0);
         for _ in 0..100_000 {
             if !self.ios.is_empty() {
-                if !self.ios.iter().all(|io| matches!(io, Io::Step(_))) {
+                if !self.ios.iter().all(|io| matches!(io, Io::Step(_) | Io::Park { .. })) {
                     in_vain = 0;
                 }
                 let which = self.rng.below(self.ios.len() as u64) as usize;
@@ -747,9 +788,10 @@ impl World {
                     false => Ok(()),
                 };
             };
-            // One that is stopped looks whether it still is, from time to time.
+            // One that is stopped looks whether it still is, from time to time, and what cannot be read is read again.
             in_vain += 1;
-            if in_vain > 100 && (0..self.volumes.len()).any(|v| self.is_stopped(v)) {
+            let stays = |v| self.is_stopped(v) || self.rereads(v);
+            if in_vain > 100 && (0..self.volumes.len()).any(stays) {
                 return Ok(());
             }
             if wakes > self.now {
@@ -801,6 +843,7 @@ fn volume(i: u64, rng: &mut Rng, setup: Setup, area: u64) -> Volume {
         may_hold: bound,
         said_joins: 0,
         aside: false,
+        taken: None,
         begun: 0,
         let_go: 0,
     }

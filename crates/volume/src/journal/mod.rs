@@ -25,8 +25,9 @@ use larder_base::ByteSize;
 use larder_format::Uuid;
 use larder_format::block::marker::Marker;
 
+use crate::marker::Image;
 use crate::peer::is_here;
-use crate::{Backing, Timeouts, Uri};
+use crate::{Backing, Peer, Timeouts, Uri};
 
 /// Behind the name of an image: its journal, unless another place is named.
 const SUFFIX: &str = ".larder.journal";
@@ -226,6 +227,11 @@ pub trait JournalPlace: Send {
         false
     }
 
+    /// A call that nobody waits for any more is under way: what it writes may come yet.
+    fn is_away(&mut self) -> bool {
+        false
+    }
+
     /// No part holds an epoch any more. The head stays.
     ///
     /// # Errors
@@ -261,6 +267,43 @@ pub struct PlaceOptions {
     pub timeout: Timeouts,
 }
 
+/// What is known of a store by which its journal's place is found: that may hang, and another thread finds it then, without the store.
+#[derive(Clone, Debug)]
+pub struct StoreNames {
+    uri: String,
+    image: Option<Image>,
+    peer: Option<Peer>,
+}
+
+impl StoreNames {
+    /// Those of this store.
+    pub fn of(store: &dyn Backing) -> StoreNames {
+        StoreNames { uri: store.uri().to_owned(), image: store.image(), peer: store.peer() }
+    }
+
+    /// As it was named.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// The file or block device that it is, if it is one.
+    pub fn image(&self) -> Option<&Image> {
+        self.image.as_ref()
+    }
+
+    /// Whether a place is the store itself.
+    fn are_at(&self, uri: &Uri) -> Result<bool, String> {
+        if let Some(peer) = &self.peer {
+            let other = Peer::of(uri)?;
+            return Ok(other.is_some_and(|other| peer.likeness(&other) == crate::Likeness::Same));
+        }
+        if let (Some(image), Uri::File { path }) = (&self.image, uri) {
+            return Ok(image.is_at(path));
+        }
+        Ok(self.uri.parse::<Uri>().is_ok_and(|own| own == *uri))
+    }
+}
+
 /// Where a journal lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
@@ -276,11 +319,18 @@ impl Site {
     /// # Errors
     /// [`JournalError::NoPlace`] where the store has none and none was named; `Option` if what was named cannot be one.
     pub fn of(store: &dyn Backing, at: Option<&str>) -> Result<Site, JournalError> {
-        let none =
-            |why: &str| JournalError::NoPlace { store: store.uri().to_owned(), why: why.into() };
+        Site::of_names(&StoreNames::of(store), at)
+    }
+
+    /// The same, without the store.
+    ///
+    /// # Errors
+    /// As [`Site::of`].
+    pub fn of_names(store: &StoreNames, at: Option<&str>) -> Result<Site, JournalError> {
+        let none = |why: &str| JournalError::NoPlace { store: store.uri.clone(), why: why.into() };
         let Some(option) = at else {
-            let uri = match store.uri().parse::<Uri>() {
-                Ok(Uri::File { .. }) => match store.image() {
+            let uri = match store.uri.parse::<Uri>() {
+                Ok(Uri::File { .. }) => match &store.image {
                     Some(image) if !image.is_device() => Uri::File { path: beside(image.path()) },
                     _ => return Err(none("it is a block device")),
                 },
@@ -294,9 +344,13 @@ impl Site {
         };
         let bad = |reason: String| JournalError::Option { option: option.to_owned(), reason };
         let uri = crate::uri::path_or_uri(option).map_err(bad)?;
+        #[cfg(any(test, feature = "testing"))]
+        if let Uri::File { path } = &uri {
+            crate::testing::answers(path);
+        }
         let beside =
-            store.uri().parse::<Uri>().is_ok_and(|own| own == uri) && matches!(uri, Uri::S3 { .. });
-        if !beside && is_store(store, &uri).map_err(bad)? {
+            store.uri.parse::<Uri>().is_ok_and(|own| own == uri) && matches!(uri, Uri::S3 { .. });
+        if !beside && store.are_at(&uri).map_err(bad)? {
             return Err(bad("is the volume's own store: name another place".into()));
         }
         Ok(Site { uri, beside })
@@ -310,18 +364,49 @@ impl Site {
         }
     }
 
+    /// Whether it is where the store's marker is, or would be: `marker` is as it was said, `None` where that is beside the store.
+    pub fn is_markers(&self, store: &StoreNames, marker: Option<&str>) -> bool {
+        let marker = match (marker, store.image()) {
+            (Some(said), _) => crate::uri::path_or_uri(said).ok(),
+            (None, Some(image)) if !image.is_device() => {
+                // Wherever links lead to it from.
+                let path = image.path().canonicalize().unwrap_or_else(|_| image.path().to_owned());
+                let path = crate::marker::beside(&path);
+                Some(Uri::File { path })
+            }
+            (None, _) => None,
+        };
+        match (&self.uri, marker) {
+            (Uri::File { path }, Some(Uri::File { path: marker })) => is_one_place(path, &marker),
+            (Uri::S3 { .. }, _) | (_, None) => false,
+            (own, Some(marker)) => {
+                let peers = Peer::of(own).ok().flatten().zip(Peer::of(&marker).ok().flatten());
+                *own == marker
+                    || peers.is_some_and(|(a, b)| a.likeness(&b) == crate::Likeness::Same)
+            }
+        }
+    }
+
+    /// What it is called before it is open, for people.
+    pub fn describe(&self) -> String {
+        match &self.uri {
+            Uri::File { path } => format!("journal '{}'", path.display()),
+            uri => format!("journal '{uri}'"),
+        }
+    }
+
     /// It goes with this host, and the store does not, as far as that can be told.
     ///
     /// # Errors
     /// When an address cannot be looked up.
-    pub fn is_lost_with_this_host(&self, store: &dyn Backing) -> Result<bool, JournalError> {
+    pub fn is_lost_with_this_host(&self, store: &StoreNames) -> Result<bool, JournalError> {
         if self.beside {
             return Ok(false);
         }
         let here = |uri: &Uri| {
             is_here(uri).map_err(|reason| JournalError::Option { option: uri.to_string(), reason })
         };
-        let store = store.uri().parse::<Uri>();
+        let store = store.uri.parse::<Uri>();
         Ok(here(&self.uri)? && !store.map_or(Ok(true), |uri| here(&uri))?)
     }
 
@@ -359,21 +444,31 @@ pub fn region_over(
     Ok(Box::new(region::RegionPlace::over(backing, for_use, Timeouts::default())?))
 }
 
+/// Whether both names lead to one file, which need not be there yet.
+fn is_one_place(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+    if let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) {
+        let device = a.file_type().is_block_device() && b.file_type().is_block_device();
+        return (a.dev(), a.ino()) == (b.dev(), b.ino()) || device && a.rdev() == b.rdev();
+    }
+    whole(a).zip(whole(b)).is_some_and(|(a, b)| a == b)
+}
+
+/// A path without links; of a file that is yet to be made, as it would be made.
+fn whole(path: &Path) -> Option<PathBuf> {
+    if let Ok(whole) = path.canonicalize() {
+        return Some(whole);
+    }
+    // (A link that leads nowhere yet leads to where the file would be made.)
+    let leads = path.read_link().map(|leads| path.parent().unwrap_or(path).join(leads));
+    let path = leads.as_deref().unwrap_or(path);
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Some(dir.canonicalize().ok()?.join(path.file_name()?))
+}
+
 /// The journal beside an image.
 pub fn beside(image: &Path) -> PathBuf {
     let mut name = image.as_os_str().to_owned();
     name.push(SUFFIX);
     PathBuf::from(name)
-}
-
-/// Whether a place is the store itself.
-fn is_store(store: &dyn Backing, uri: &Uri) -> Result<bool, String> {
-    if let Some(peer) = store.peer() {
-        let other = crate::Peer::of(uri)?;
-        return Ok(other.is_some_and(|other| peer.likeness(&other) == crate::Likeness::Same));
-    }
-    if let (Some(image), Uri::File { path }) = (store.image(), uri) {
-        return Ok(image.is_at(path));
-    }
-    Ok(store.uri().parse::<Uri>().is_ok_and(|own| own == *uri))
 }

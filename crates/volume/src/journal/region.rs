@@ -13,6 +13,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use larder_format::block::journal::{
@@ -40,7 +41,8 @@ pub(super) struct RegionPlace {
     backing: Box<dyn Backing>,
     for_use: Use,
     timeout: Timeouts,
-    way: Option<Alone>,
+    /// With the thread that it belongs to: a ring is that thread's alone. Another has its own made.
+    way: Option<(Alone, ThreadId)>,
     /// Losses of the backing store when something was first written that is not durable yet.
     lost: Option<u64>,
     /// The copy of the head that the next write begins with; `None`: there is no head.
@@ -139,9 +141,10 @@ impl RegionPlace {
 
     /// Has operations done, [`DEPTH`] at a time, and returns them in their order.
     fn ask_all(&mut self, ops: Vec<Op>) -> Result<Vec<Op>, JournalError> {
+        let me = std::thread::current().id();
         let mut way = match self.way.take() {
-            Some(way) => way,
-            None => {
+            Some((way, whose)) if whose == me => way,
+            _ => {
                 let session = self.backing.session().map_err(|e| self.failed(e))?;
                 Alone::new(session).map_err(|e| self.failed(e))?
             }
@@ -175,7 +178,7 @@ impl RegionPlace {
                 Err(failure) => why = Some(failure),
             }
         }
-        self.way = Some(way);
+        self.way = Some((way, me));
         match why {
             Some(why) => Err(self.failed(why)),
             None => Ok(ended.into_iter().flatten().collect()),

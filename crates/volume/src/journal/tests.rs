@@ -88,6 +88,21 @@ fn a_file_is_made_for_a_journal_and_keeps_epochs() {
     assert_eq!(place.head().unwrap(), Head::Of(Box::new(head(2))));
 }
 
+/// A thread's ring is not another's.
+#[test]
+fn a_place_is_asked_by_one_thread_after_the_other() {
+    let dir = TempDir::new().unwrap();
+    let mut place = region(&dir.path().join("journal"), Use::Make).unwrap();
+    for number in 1..4 {
+        let there = std::thread::spawn(move || {
+            place.set_head(&head(number)).unwrap();
+            place
+        });
+        place = there.join().unwrap();
+        assert_eq!(place.head().unwrap(), Head::Of(Box::new(head(number))));
+    }
+}
+
 #[test]
 fn what_is_there_and_is_no_journal_is_left_as_it_is() {
     let dir = TempDir::new().unwrap();
@@ -161,7 +176,7 @@ fn places_are_named_by_path_or_uri_and_the_store_itself_is_none() {
     let store = open_with(&uri, &OpenOptions::default()).unwrap();
     let beside = Site::of(&*store, None).unwrap();
     assert_eq!(beside.path(), Some(&*dir.path().join("disk.larder.journal")));
-    assert!(beside.beside && !beside.is_lost_with_this_host(&*store).unwrap());
+    assert!(beside.beside && !beside.is_lost_with_this_host(&StoreNames::of(&*store)).unwrap());
     for own in [path.display().to_string(), uri.to_string()] {
         let error = Site::of(&*store, Some(&own)).unwrap_err().to_string();
         assert!(error.contains("the volume's own store"), "{error}");
@@ -173,7 +188,46 @@ fn places_are_named_by_path_or_uri_and_the_store_itself_is_none() {
         assert!(error.is_usage() && error.to_string().contains(words), "{error}");
     }
     let other = Site::of(&*store, Some("/other")).unwrap();
-    assert!(!other.is_lost_with_this_host(&*store).unwrap(), "the store is here too");
+    assert!(
+        !other.is_lost_with_this_host(&StoreNames::of(&*store)).unwrap(),
+        "the store is here too"
+    );
+}
+
+#[test]
+fn a_journal_where_the_marker_is_or_would_be_is_known_by_any_name() {
+    let dir = TempDir::new().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::write(at("disk"), [0; 4096]).unwrap();
+    std::fs::create_dir(at("folder")).unwrap();
+    std::os::unix::fs::symlink(at("disk"), at("folder/linked")).unwrap();
+    // The store is named by a link; its marker is beside the file itself, and is not there yet.
+    let uri: Uri = format!("file:{}", at("folder/linked").display()).parse().unwrap();
+    let store = StoreNames::of(&*open_with(&uri, &OpenOptions::default()).unwrap());
+    let is = |journal: String, marker: Option<&str>| {
+        Site::of_names(&store, Some(&journal)).unwrap().is_markers(&store, marker)
+    };
+    let said = |name: &str| at(name).display().to_string();
+    std::os::unix::fs::symlink(at("disk.larder"), at("dangling")).unwrap();
+    std::os::unix::fs::symlink("../disk.larder", at("folder/relative")).unwrap();
+    for round in 0..2 {
+        for own in ["disk.larder", "folder/../disk.larder", "dangling", "folder/relative"] {
+            assert!(
+                is(said(own), None) && is(format!("file:{}", said(own)), None),
+                "{own} {round}"
+            );
+            assert!(is(said(own), Some(&said("disk.larder"))), "{own} {round}");
+            assert!(!is(said(own), Some(&said("other"))), "{own} {round}");
+        }
+        assert!(!is(said("folder/linked.larder"), None) && !is(said("disk.larder.journal"), None));
+        // Then it is there, and so is another name of the file.
+        std::fs::write(at("disk.larder"), [0; 8192]).unwrap();
+        std::fs::hard_link(at("disk.larder"), at(&format!("hard{round}"))).unwrap();
+        assert!(is(said(&format!("hard{round}")), None));
+    }
+    let export = |name: &str| format!("nbd+unix:///{name}?socket=/nowhere/socket");
+    assert!(is(export("a"), Some(&export("a"))) && !is(export("a"), Some(&export("b"))));
+    assert!(!is(export("a"), None));
 }
 
 /// A store of that name, of which nothing else is asked.
@@ -220,7 +274,7 @@ fn a_journal_here_before_a_store_elsewhere_is_known() {
         let options = OpenOptions { lease: false, ..OpenOptions::default() };
         let store = Named(store, open_with(&uri, &options).unwrap());
         let site = Site::of(&store, Some(journal)).unwrap();
-        let found = site.is_lost_with_this_host(&store).unwrap();
+        let found = site.is_lost_with_this_host(&StoreNames::of(&store)).unwrap();
         assert_eq!(found, lost, "{} {journal}", store.0);
     }
     for none in ["nbd://192.0.2.1/a", "nbd+unix:///a?socket=/s"] {

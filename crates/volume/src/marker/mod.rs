@@ -51,7 +51,7 @@ mod place;
 mod place_tests;
 pub(crate) mod region;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use larder_format::block::marker::{Marker, MarkerError};
 
@@ -235,6 +235,13 @@ pub struct PlaceOptions {
     pub look: bool,
     /// With places that are reached over a network. Where requests would wait for ever they wait for as long as by default.
     pub timeout: Timeouts,
+}
+
+/// The marker beside an image, whose path has no links.
+pub fn beside(image: &Path) -> PathBuf {
+    let mut name = image.as_os_str().to_owned();
+    name.push(file::SUFFIX);
+    PathBuf::from(name)
 }
 
 /// The place of a store's marker. Nothing is read yet, and no server is asked: [`MarkerPlace::read`] says how it went. A file's directory is

@@ -150,6 +150,16 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
             lines as f64,
         );
     }
+    let kept: Vec<u64> = s.put_aside.iter().filter_map(|v| v.carried_bytes).collect();
+    if !kept.is_empty() {
+        gauge(
+            r,
+            "put_aside_dirty",
+            "Bytes that the write log has of volumes that are not attached, and their stores lack",
+            Unit::Bytes,
+            kept.iter().sum::<u64>() as f64,
+        );
+    }
     volumes(r, &s.volumes);
     write_back(r, &s.volumes);
     faces(r, &s.faces);
@@ -475,7 +485,11 @@ mod tests {
         let of = |put_aside| encode(&Status { put_aside, ..Status::default() }).unwrap();
         assert!(of(Vec::new()).contains("larder_block_put_aside_lines 0.0"));
         let aside = |lines| AsideVolume { name: "b".into(), bytes: 1, lines, carried_bytes: None };
+        let kept = AsideVolume { carried_bytes: Some(4096), ..aside(Some(1)) };
+        let text = of(vec![kept.clone(), aside(Some(1)), kept]);
+        assert!(text.contains("larder_block_put_aside_dirty_bytes 8192.0"), "{text}");
         let text = of(vec![aside(Some(3)), aside(None)]);
+        assert!(!text.contains("put_aside_dirty"), "{text}");
         assert!(text.contains("larder_block_volumes_put_aside 2.0"), "{text}");
         assert!(!text.contains("put_aside_lines"), "{text}");
     }

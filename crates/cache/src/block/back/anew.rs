@@ -68,8 +68,13 @@ impl Core {
 
     /// Whether the write log may have what the store of a volume lacks, which has had this attachment number.
     pub(in crate::block) fn log_has(&self, name: &str, attachment: u32) -> bool {
-        let through = self.volume(name).is_some_and(|volume| volume.attachment().is_none());
-        !through || self.back.get().is_some_and(|back| back.log().has(attachment))
+        let log = |back: &Back| back.log().has(attachment);
+        match self.volume(name) {
+            Some(volume) if volume.attachment().is_some() => true,
+            Some(_) => self.back.get().is_some_and(log),
+            // It has gone since, or was not there: then the log keeps what it has of it. (The device says what was before: it is not written.)
+            None => self.back.get().is_none_or(log),
+        }
     }
 
     /// Whether the log has failed in a former run, and this one works with its device all the same.
@@ -119,11 +124,14 @@ impl Core {
         back.drains.store(false, Ordering::SeqCst);
     }
 
-    /// Volumes that were to write back when they came, by what they are configured to, and write through: they stay so until they are changed over.
+    /// Volumes that were to write back when they came, by what they are configured to, and write through though no operator wants it: they stay so until
+    /// they are changed over.
     pub fn could_write_back(&self) -> Vec<String> {
         let could = |volume: &std::sync::Arc<super::Attached>| {
             let wished = self.config.wish_of(&volume.name).back.is_some();
-            wished && volume.attachment().is_none() && self.saves(&volume.name).is_none()
+            let chosen = volume.through_by_choice.load(Ordering::Relaxed);
+            let through = volume.attachment().is_none() && volume.had().is_none();
+            wished && through && !chosen && self.saves(&volume.name).is_none()
         };
         self.volumes().iter().filter(|v| could(v)).map(|v| v.name.clone()).collect()
     }

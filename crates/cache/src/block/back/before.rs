@@ -20,9 +20,7 @@ use super::start::{
     check_flush, check_through, described, is_moved, marker_error, no_journal, none_dirty,
     place_to_look, refused, volume_error,
 };
-use super::{
-    Asking, BACK, BackConfig, BackWish, LogSize, MarkerAt, check_bounds, order_words, site,
-};
+use super::{Asking, BACK, BackConfig, BackWish, LogSize, MarkerAt, check_bounds, order_words};
 
 /// Refuses a start with these volumes on a cache at `path` whose superblock is `sb`, if it is to be.
 ///
@@ -57,10 +55,7 @@ pub(in crate::block) fn check(
                 let area = sb.write_log.ok_or_else(|| no_log(name))?;
                 back.check_bound(size_of(&area)).map_err(|e| volume_error(name, e.to_string()))?;
                 back.age().map_err(|e| volume_error(name, e.to_string()))?;
-                if back.is_journaled() {
-                    site::site(volume.backing(), &wish.journal, path)
-                        .map_err(|why| no_journal(name, why))?;
-                }
+                may_be_journaled(volume, (&wish, asking), path)?;
                 look(volume, (&wish, asking), sb)?;
             }
         }
@@ -81,6 +76,22 @@ pub(in crate::block) fn check(
         return Err(volume_error(&missing.name, reason));
     }
     Ok(())
+}
+
+/// The journal of a volume that is to have one may lie where it is to.
+///
+/// # Errors
+/// [`CacheError::Journal`].
+pub(in crate::block) fn may_be_journaled(
+    volume: &Volume,
+    (wish, asking): (&BackWish, Asking),
+    cache: &Path,
+) -> Result<(), CacheError> {
+    if !wish.back.as_ref().is_some_and(BackConfig::is_journaled) {
+        return Ok(());
+    }
+    let found = asking.journal_site(volume.backing(), wish, cache);
+    found.map(drop).map_err(|why| no_journal(volume.name(), why))
 }
 
 /// How large the write log of a cache is.

@@ -7,6 +7,7 @@
 //! The last epoch that is whole is what the store may lack: its stretches are after-images, and applying them once more changes nothing.
 
 mod keeping;
+mod patient;
 
 use std::io;
 use std::ops::Range;
@@ -30,16 +31,18 @@ use larder_volume::op::{Op, Outcome};
 use larder_volume::{Alone, Backing, Timeouts};
 
 use super::super::attached::Attached;
+use super::super::attended::{is_unwanted, waits_for};
 use super::super::{Core, locked};
 use super::kept::Troubles;
+use super::patient::{Asking, PATIENCE};
 use super::start::random_uuid;
 
 pub(super) use keeping::{Anew, Kept};
 pub(super) use larder_engine::block::writeback::epoch::Doubt;
 pub use larder_engine::block::writeback::epoch::Of;
 
-/// One request to a store when a journal is applied is waited for so long.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// One change of a store when a journal is applied is waited for so long.
+const STORE: Duration = Duration::from_secs(60);
 /// A journal's thread that is in the midst of something is waited for so long.
 const RELEASE: Duration = Duration::from_secs(5);
 
@@ -143,6 +146,19 @@ impl Journal {
         timeout: Timeouts,
     ) -> Result<Journal, JournalError> {
         Journal::over(site.open(for_use, timeout)?, names, Fault::default())
+    }
+
+    /// The same, where its place may hang: it is asked as `asking` says, until its volume is served.
+    ///
+    /// # Errors
+    /// As [`Journal::open`], and where it does not answer in time.
+    pub(super) fn open_by(
+        asking: Asking,
+        site: &Site,
+        names: &[Uuid],
+        for_use: Use,
+    ) -> Result<Journal, JournalError> {
+        Journal::over(asking.open_journal(site, for_use)?, names, Fault::default())
     }
 
     /// The same at a place that is open. What is there is durable first [jflush].
@@ -449,10 +465,15 @@ impl Journal {
                 }
                 Task::Flush => Op::Flush,
             };
-            ask(&mut session, op).map_err(NotLaid::Store)?;
+            ask(&mut session, store, op).map_err(NotLaid::Store)?;
         }
         let Commit { epoch, last, time, mark, .. } = whole.commit.clone();
         Ok(Some(Applied { epoch, last, time, mark }))
+    }
+
+    /// A call of its place that nobody waits for is under way: what that writes may come yet.
+    pub(super) fn is_away(&mut self) -> bool {
+        self.place.is_away()
     }
 
     /// It holds nothing any more. To be said when nothing speaks of it.
@@ -514,6 +535,11 @@ impl Coming {
         let last = if journal.fault.is(Planted::EpochLastIgnored) { 0 } else { last };
         let mark = applied.and_then(|applied| applied.mark);
         Ok((Some(holder::Applied { epoch, last }), mark))
+    }
+
+    /// As of [`Journal::is_away`].
+    pub(super) fn is_away(&mut self) -> bool {
+        self.journal.as_mut().is_some_and(Journal::is_away)
     }
 
     /// It is that of the attachment of `marker`, if there is one. (Nothing speaks of it before: one that is not this attachment's is a lost one.)
@@ -586,8 +612,8 @@ pub(super) fn unprobe(store: &dyn Backing) -> Result<(), String> {
     let session = store.session().map_err(|e| e.to_string())?;
     let mut session = Alone::new(session).map_err(|e| e.to_string())?;
     let data = Payload::new(AlignedBuf::zeroed(PROBE_BYTES));
-    ask(&mut session, Op::Write { offset: 0, data, fua: false })?;
-    ask(&mut session, Op::Flush)
+    ask(&mut session, store, Op::Write { offset: 0, data, fua: false })?;
+    ask(&mut session, store, Op::Flush)
 }
 
 /// The first sector of a store, or as much as it has of one.
@@ -597,7 +623,8 @@ fn first_sector(store: &dyn Backing) -> Result<Vec<u8>, String> {
     let len = store.capabilities().size.min(PROBE_BYTES as u64) as usize;
     let buf = AlignedBuf::zeroed(len);
     session.submit(0, Op::Read { offset: 0, buf });
-    let done = session.next(PATIENCE, || false).ok_or("the store does not answer")?;
+    let _waits = waits_for(&format!("store '{}'", store.uri()));
+    let done = session.next(PATIENCE, is_unwanted).ok_or("the store does not answer")?;
     done.outcome.map_err(|failure| failure.to_string())?;
     match done.op {
         Op::Read { buf, .. } => Ok(buf.to_vec()),
@@ -605,9 +632,10 @@ fn first_sector(store: &dyn Backing) -> Result<Vec<u8>, String> {
     }
 }
 
-fn ask(session: &mut Alone, op: Op) -> Result<(), String> {
+fn ask(session: &mut Alone, store: &dyn Backing, op: Op) -> Result<(), String> {
     session.submit(0, op);
-    let done = session.next(PATIENCE, || false).ok_or("the store does not answer")?;
+    let _waits = waits_for(&format!("store '{}'", store.uri()));
+    let done = session.next(STORE, is_unwanted).ok_or("the store does not answer")?;
     let outcome: Outcome = done.outcome;
     outcome.map(drop).map_err(|failure| failure.to_string())
 }
@@ -632,19 +660,20 @@ impl Work {
 
 /// A journal with its thread. It ends when this goes, and lets go of its place.
 pub(in crate::block) struct Journaling {
-    work: Option<Sender<Work>>,
+    /// Until it ends, and when that was.
+    work: Mutex<Result<Sender<Work>, Instant>>,
     thread: JoinHandle<()>,
     trouble: Arc<Mutex<Troubles>>,
 }
 
 impl Drop for Journaling {
     fn drop(&mut self) {
-        self.work = None;
+        let until = self.end() + RELEASE;
         // It may be this one that lets go of the last of the cache.
-        let until = Instant::now() + RELEASE;
         while self.thread.thread().id() != std::thread::current().id()
             && !self.thread.is_finished()
             && Instant::now() < until
+            && !is_unwanted()
         {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -680,7 +709,7 @@ impl Journaling {
         let thread = std::thread::Builder::new()
             .name("block-journal".into())
             .spawn(move || keeping::run(&core, attachment, &mut kept, &asked))?;
-        Ok(Journaling { work: Some(work), thread, trouble })
+        Ok(Journaling { work: Mutex::new(Ok(work)), thread, trouble })
     }
 
     pub(in crate::block) fn write(
@@ -712,7 +741,15 @@ impl Journaling {
 
     fn ask(&self, work: Work) {
         // Where the thread has ended nothing is journaled any more, and the destage stands.
-        let _ = self.work.as_ref().map(|to| to.send(work));
+        let _ = locked(&self.work).as_ref().map(|to| to.send(work));
+    }
+
+    /// Nothing more is asked of it, and its thread ends with what it is at. Returns since when that is so.
+    pub(super) fn end(&self) -> Instant {
+        let mut work = locked(&self.work);
+        let since = work.as_ref().err().copied().unwrap_or_else(Instant::now);
+        *work = Err(since);
+        since
     }
 }
 

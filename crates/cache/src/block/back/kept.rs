@@ -10,6 +10,7 @@ use larder_base::Nanos;
 use larder_engine::block::node::logged::tell_log;
 use larder_engine::block::writeback::Fault;
 use larder_engine::block::writeback::holder::{Holder, mark_of};
+use larder_engine::block::writeback::log::FRESH;
 use larder_engine::block::writeback::marker::{self, Again, Mark, look_again};
 use larder_format::block::marker::{Marker, MarkerState};
 use larder_format::block::superblock::WrittenBack;
@@ -123,7 +124,18 @@ impl Core {
         let Some(status) = back.log().status(self.now(), attachment) else { return };
         let frontier = status.positions[0];
         let Some(mut number) = lock_wanted(&written.number) else { return };
-        if volume.attachment().is_none() || volume.changing.load(Ordering::SeqCst) {
+        if volume.attachment().is_none() {
+            return;
+        }
+        if volume.changing.load(Ordering::SeqCst) {
+            // What it says then is for who changes it over. As long as something is to be destaged it is its own still.
+            let destages = {
+                let log = back.log();
+                !log.is_clean(attachment) && !log.is_aside(attachment)
+            };
+            if destages {
+                self.check_marker(back, &written);
+            }
             return;
         }
         let age = || status.oldest.map_or(0, |oldest| self.now().saturating_sub(oldest).0);
@@ -151,6 +163,21 @@ impl Core {
         }
     }
 
+    /// The destage of a volume waits for a look at its marker, which may take its time: the log is told how that ended.
+    pub(in crate::block) fn look_and_tell(&self, attachment: u32) {
+        if let Some(back) = self.back.get()
+            && let Some(written) = back.written(attachment)
+        {
+            // (Whoever has changed it over meanwhile has said that it is no longer its own.)
+            let _number = locked(&written.number);
+            if back.log().awaits_look(attachment).is_some() {
+                self.check_marker(back, &written);
+            }
+        }
+        let now = self.now();
+        tell_log(self, now, |log, asks| log.look_ended(now, attachment, asks));
+    }
+
     /// Looks at the marker of a volume, as [`Core::check_marker`] does: for as long as its place takes.
     pub(in crate::block) fn reads_marker(&self, name: &str) {
         if let Some((back, written)) = self.back_of(name) {
@@ -176,18 +203,21 @@ impl Core {
         };
         let tried = *locked(&written.tried);
         let Some(mut place) = lock_wanted(place) else { return Again::Unknown };
+        let began = self.now();
         let mut it = seen(&mut **place, &own, tried.as_ref());
         if it.again == Again::Others && written.state.run > own.run {
             // One of this run that is not known to be written may be there.
             let own = marker::Marker { run: written.state.run, ..own };
             it = seen(&mut **place, &own, tried.as_ref());
         }
+        let at = place.describe();
         drop(place);
         if leaves() {
             // What was found may be what says so.
             return Again::Own;
         }
         let Seen { again, what } = it;
+        let is_late = self.now() > began + FRESH;
         written.silent.store(again == Again::Unknown, Ordering::Relaxed);
         let halted = again == Again::Others;
         let is_present = |now: Arc<Written>| std::ptr::eq(&raw const *now, written);
@@ -197,9 +227,25 @@ impl Core {
         if again != Again::Unknown && back.log().is_halted(attachment) != halted {
             tell_log(self, self.now(), |log, asks| log.halt(attachment, halted, asks));
         }
+        if matches!(again, Again::Own | Again::Lost)
+            && back.written(attachment).is_some_and(is_present)
+        {
+            tell_log(self, self.now(), |log, asks| log.looked(attachment, began, asks));
+        }
         match again {
             // What is told then is why, and what follows.
             _ if back.log().is_refused(attachment) => {}
+            Again::Own if is_late => {
+                let least = FRESH.0 / 1_000_000_000;
+                self.marker_is(
+                    written,
+                    &format!(
+                        "{at} takes more than {least} s to answer: nothing more comes to the store before it answers sooner; see to the file system or server that \
+                         it is on"
+                    ),
+                    None,
+                );
+            }
             Again::Own => locked(&written.trouble).none(),
             // It is told when it is written again, or why not.
             Again::Lost => {}
@@ -210,7 +256,11 @@ impl Core {
                 ),
                 None,
             ),
-            Again::Unknown => self.marker_is(written, &what, None),
+            Again::Unknown => self.marker_is(
+                written,
+                &format!("{what}; nothing more comes to the store before it has answered"),
+                None,
+            ),
         }
         again
     }

@@ -1,6 +1,7 @@
 //! Volumes that write back: what a start finds of them, how they come and go, how they are doing.
 
 pub(super) mod anew;
+mod asked;
 mod before;
 mod closing;
 pub mod discard;
@@ -40,11 +41,11 @@ use larder_runtime::Payload;
 use larder_volume::marker::MarkerPlace;
 
 use super::attached::Attached;
-use super::attended::lock_wanted;
+use super::attended::{is_unwanted, lock_wanted};
 use super::locked;
 use super::operators::LOOK;
 use super::volume::Volume;
-pub(super) use before::{check, look};
+pub(super) use before::{check, look, may_be_journaled};
 pub use before::{marker_answers, size_of};
 pub use journal::JournalAt;
 use journal::Journaling;
@@ -257,6 +258,16 @@ impl Deref for Looks<'_> {
     }
 }
 
+impl Drop for Back {
+    /// Journals that do not answer are waited for together.
+    fn drop(&mut self) {
+        let volumes = self.volumes.get_mut().unwrap_or_else(PoisonError::into_inner);
+        volumes.values().filter_map(|written| written.journal.as_ref()).for_each(|journal| {
+            journal.end();
+        });
+    }
+}
+
 impl Back {
     fn new(log: WriteLog<Payload>, cache: (Uuid, u64)) -> Back {
         let cache = (cache.0, cache.1.into());
@@ -393,7 +404,7 @@ impl Core {
         match wish.back {
             Some(_) => {
                 let comes = (None, false);
-                self.write_back(&volume, record, cache, wish, comes, &mut |_| true)
+                self.write_back(&volume, record, cache, wish, comes, &mut |_| !is_unwanted())
             }
             None => {
                 let closed = self.back.get().is_some_and(|back| back.log().closed().is_some());
@@ -436,7 +447,7 @@ impl Core {
         let attachment = written.state.attachment;
         let all = self.drain(back, &written, go_on);
         tell_log(self, self.now(), |log, asks| log.drain(attachment, false, asks));
-        if !all && written.is_kept(&back.log()) {
+        if !all && written.stays(&back.log()) {
             return Err(fail(&self.troubles_of(&written).join("; ")));
         }
         if let Some(why) = back.log().stands(attachment).filter(|_| !all) {
@@ -602,7 +613,12 @@ impl Core {
             )),
             _ => {
                 let left = self.back_status(name).map_or(0, |now| now.status.held.0);
-                self.attended(left, go_on, |go_on| self.changes_over(&volume, wish, go_on))
+                let done =
+                    self.attended(left, go_on, |go_on| self.changes_over(&volume, wish, go_on))?;
+                if done {
+                    volume.through_by_choice.store(wish.back.is_none(), Ordering::Relaxed);
+                }
+                Ok(done)
             }
         }
     }

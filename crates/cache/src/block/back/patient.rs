@@ -1,16 +1,8 @@
-//! The place of a marker that may hang.
-//!
-//! A file on another host's file system can keep whoever reads or writes it waiting until that host is there again, and no signal ends that. So no thread
-//! of the cache, of a client or of an operator is ever in such a call, nor a start: each is made by a thread of its own, and who asks waits for [`PATIENCE`],
-//! also for a place to be [opened](Asking::open). After that
-//! the place is away with that thread, and whoever asks hears at once where the marker is, and for how long it has not answered. What was to be written may
-//! be there later: it is as with a write that has failed.
+//! The place of a marker that may hang: each of its calls is [asked](super::asked) on a thread of its own, and who asks waits for [`PATIENCE`], also for a
+//! place to be [opened](Asking::open). After that the place is away with that thread, and whoever asks hears at once where the marker is, and for how long
+//! it has not answered.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_engine::block::writeback::marker::ANSWERS;
 use larder_format::block::marker::Marker;
@@ -20,15 +12,11 @@ use larder_volume::marker::{
     Found, MarkerIoError, MarkerPlace, NamedPlace, PlaceOptions, Unopened,
 };
 
-use super::super::attended::{is_attended, is_unwanted};
-use super::super::locked;
 use super::super::open::CacheConfig;
-use super::super::operators::LOOK;
+use super::asked::{Bound, Lent, NoAnswer, ask};
 
 /// For one call.
 pub(super) const PATIENCE: Duration = Duration::from_nanos(ANSWERS.0);
-
-const ENDED: &str = "the thread that asked it has ended";
 
 type Inner = Box<dyn MarkerPlace>;
 
@@ -63,141 +51,33 @@ impl Asking {
         let unopened = Unopened::of(store, options);
         let Asking::AtMost(patience) = self else { return unopened.open() };
         let at = unopened.describe();
-        if let Some((since, _)) = locked(&SILENT).get(&at) {
-            return Err(silent(&at, patience, *since));
-        }
         let opened_as = at.clone();
         let open = move || {
             let place = unopened.open()?;
             Ok(Patient::opened(place, patience, opened_as))
         };
-        let failed = |reason| MarkerIoError::Failed { place: at.clone(), reason };
-        let asked = Asked::on_a_thread(&at, open);
-        let asked = asked.map_err(|e| failed(no_thread(&e)))?;
-        match asked.wait(patience, true) {
+        match ask(&at, Bound { patience, changes: false }, open) {
             Ok(opened) => Ok(Box::new(opened?)),
-            Err(RecvTimeoutError::Timeout) => Err(silent(&at, patience, asked.begun)),
-            Err(RecvTimeoutError::Disconnected) => Err(failed(ENDED.to_owned())),
+            Err(why) => Err(not_answered(at, why)),
         }
     }
 }
 
-/// Places with calls that nobody waits for any more, by what they were called when they were opened: since when, and how many calls.
-static SILENT: Mutex<BTreeMap<String, (Instant, usize)>> = Mutex::new(BTreeMap::new());
-
-/// A call on a thread of its own.
-struct Asked<T> {
-    begun: Instant,
-    told: Receiver<T>,
-    call: Arc<Mutex<Call>>,
-    at: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Call {
-    UnderWay,
-    /// Nobody waits for it.
-    Late,
-    Ended,
-}
-
-/// A call is under way until this goes.
-struct Ends(Arc<Mutex<Call>>, String);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let mut call = locked(&self.0);
-        if std::mem::replace(&mut *call, Call::Ended) != Call::Late {
-            return;
-        }
-        let mut all = locked(&SILENT);
-        let left = all.get_mut(&self.1).map_or(0, |(_, calls)| {
-            *calls -= 1;
-            *calls
-        });
-        if left == 0 {
-            all.remove(&self.1);
-        }
+fn not_answered(place: String, why: NoAnswer) -> MarkerIoError {
+    match why {
+        NoAnswer::Late(reason) => MarkerIoError::Unreachable { place, reason },
+        NoAnswer::Failed(reason) => MarkerIoError::Failed { place, reason },
     }
-}
-
-impl<T: Send + 'static> Asked<T> {
-    /// Of the place that was opened as `at`.
-    fn on_a_thread(at: &str, act: impl FnOnce() -> T + Send + 'static) -> io::Result<Asked<T>> {
-        let (tell, told) = mpsc::channel();
-        let call = Arc::new(Mutex::new(Call::UnderWay));
-        let ends = Ends(call.clone(), at.to_owned());
-        let run = move || {
-            // It goes last: what nobody waits for any more is gone by then.
-            let _ends = ends;
-            // Who has asked may have gone.
-            let _ = tell.send(act());
-        };
-        let begun = Instant::now();
-        std::thread::Builder::new().name("block-marker".into()).spawn(run)?;
-        Ok(Asked { begun, told, call, at: at.to_owned() })
-    }
-
-    /// What came of it; nobody waits for it after that. `may_end`: nor once that is unwanted.
-    fn wait(&self, patience: Duration, may_end: bool) -> Result<T, RecvTimeoutError> {
-        let mut left = patience;
-        let said = loop {
-            let step = if may_end && is_attended() { left.min(LOOK) } else { left };
-            let said = self.told.recv_timeout(step);
-            left -= step;
-            let waits = matches!(said, Err(RecvTimeoutError::Timeout)) && !left.is_zero();
-            if !waits || is_unwanted() {
-                break said;
-            }
-        };
-        if said.is_err() {
-            let mut call = locked(&self.call);
-            if *call == Call::UnderWay {
-                *call = Call::Late;
-                let mut all = locked(&SILENT);
-                all.entry(self.at.clone()).or_insert((self.begun, 0)).1 += 1;
-            }
-        }
-        said
-    }
-}
-
-/// It has been asked since then.
-fn silent(at: &str, patience: Duration, since: Instant) -> MarkerIoError {
-    // (Told anew when it has become twice as long.)
-    let (least, elapsed) = (patience.as_secs(), since.elapsed().as_secs());
-    let seconds = match elapsed.checked_div(least) {
-        Some(times @ 1..) => least << times.ilog2(),
-        _ => elapsed,
-    };
-    let reason = format!(
-        "it has not answered for {seconds} s or more: see to the file system or server that it is on"
-    );
-    MarkerIoError::Unreachable { place: at.to_owned(), reason }
-}
-
-fn no_thread(error: &io::Error) -> String {
-    format!("no thread to ask it: {error}")
 }
 
 /// See the [module](self).
 pub(in crate::block) struct Patient {
     at: String,
-    /// What it was called when it was opened.
-    opened_as: String,
     fenced: bool,
     /// What the store says of it, as of when it was opened.
     named: Option<NamedPlace>,
     patience: Duration,
-    place: Where,
-}
-
-enum Where {
-    Here(Inner),
-    /// A thread has it since then, and gives it back.
-    Away(Instant, Receiver<Inner>),
-    /// Its thread has panicked.
-    Lost,
+    place: Lent<Inner>,
 }
 
 impl Patient {
@@ -210,78 +90,21 @@ impl Patient {
 
     fn opened(place: Inner, patience: Duration, opened_as: String) -> Patient {
         let (at, fenced, named) = (place.describe(), place.is_fenced(), place.named_by_store());
-        Patient { at, opened_as, fenced, named, patience, place: Where::Here(place) }
+        let place = Lent::new(place, opened_as, patience);
+        Patient { at, fenced, named, patience, place }
     }
 
-    fn failed(&self, reason: String) -> MarkerIoError {
-        MarkerIoError::Failed { place: self.at.clone(), reason }
-    }
-
-    /// The place, if it is not away.
-    fn take(&mut self) -> Result<Inner, MarkerIoError> {
-        match std::mem::replace(&mut self.place, Where::Lost) {
-            Where::Here(place) => Ok(place),
-            Where::Lost => Err(self.failed(ENDED.to_owned())),
-            Where::Away(since, back) => match back.try_recv() {
-                Ok(place) => Ok(place),
-                Err(TryRecvError::Disconnected) => Err(self.failed(ENDED.to_owned())),
-                Err(TryRecvError::Empty) => {
-                    self.place = Where::Away(since, back);
-                    Err(silent(&self.at, self.patience, since))
-                }
-            },
-        }
-    }
-
-    /// `changes`: it is not broken off.
+    /// `changes`: what is written.
     fn ask<T: Send + 'static>(
         &mut self,
         changes: bool,
         act: impl FnOnce(&mut dyn MarkerPlace) -> Result<T, MarkerIoError> + Send + 'static,
     ) -> Result<T, MarkerIoError> {
-        // It is here still where there is no thread to be had.
-        let here = Arc::new(Mutex::new(Some(self.take()?)));
-        let (give, back) = mpsc::channel();
-        let taken = here.clone();
-        let run = move || {
-            let mut place = locked(&taken).take()?;
-            let said = act(&mut *place);
-            // (Before it is told: then it is here again.)
-            let _ = give.send(place);
-            Some(said)
-        };
-        self.place = Where::Away(Instant::now(), back);
-        let asked = match Asked::on_a_thread(&self.opened_as, run) {
-            Ok(asked) => asked,
-            Err(error) => {
-                self.place = locked(&here).take().map_or(Where::Lost, Where::Here);
-                return Err(self.failed(no_thread(&error)));
-            }
-        };
-        match asked.wait(self.patience, !changes) {
-            Ok(Some(said)) => {
-                let place = self.take()?;
-                self.fenced = place.is_fenced();
-                self.place = Where::Here(place);
-                said
-            }
-            Err(RecvTimeoutError::Timeout) => Err(silent(&self.at, self.patience, asked.begun)),
-            Ok(None) | Err(RecvTimeoutError::Disconnected) => {
-                self.place = Where::Lost;
-                Err(self.failed(ENDED.to_owned()))
-            }
-        }
-    }
-}
-
-impl Drop for Patient {
-    /// To close it may take as long as any other call.
-    fn drop(&mut self) {
-        if let Where::Here(place) = std::mem::replace(&mut self.place, Where::Lost)
-            && let Ok(asked) = Asked::on_a_thread(&self.opened_as, move || drop(place))
-        {
-            let _ = asked.wait(self.patience, true);
-        }
+        let bound = Bound { patience: self.patience, changes };
+        let fenced = &mut self.fenced;
+        let said =
+            self.place.ask(bound, |place| act(&mut **place), |place| *fenced = place.is_fenced());
+        said.unwrap_or_else(|why| Err(not_answered(self.at.clone(), why)))
     }
 }
 
@@ -318,6 +141,8 @@ impl MarkerPlace for Patient {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use larder_volume::marker::memory::MemoryMarker;
 
     use super::*;

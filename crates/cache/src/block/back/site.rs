@@ -3,9 +3,9 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use larder_volume::Backing;
-use larder_volume::journal::{JournalError, Site};
+use larder_volume::journal::{JournalError, Site, StoreNames};
 
+use super::MarkerAt;
 use super::journal::JournalAt;
 
 /// Why a volume has no journal.
@@ -27,6 +27,14 @@ pub enum NoJournal {
         /// It is the cache's own file or device.
         itself: bool,
     },
+    /// The volume has its marker there, or would.
+    #[error(
+        "its journal '{journal}' is where its marker is, and each would be written over the other: name another place for its journal"
+    )]
+    Marker {
+        /// The journal's place.
+        journal: String,
+    },
     /// It would be lost with the host, and the store would not.
     #[error(
         "its journal '{journal}' is on this host and backing store '{store}' is not: where the host is lost with its cache, the store is between two \
@@ -45,17 +53,30 @@ impl NoJournal {
     pub fn is_usage(&self) -> bool {
         match self {
             NoJournal::Place(error) => error.is_usage(),
-            NoJournal::OnCache { .. } | NoJournal::Local { .. } => true,
+            NoJournal::OnCache { .. } | NoJournal::Marker { .. } | NoJournal::Local { .. } => true,
         }
     }
 }
 
-/// Where the journal of `store` is as `at` says, for a volume that is cached at `cache`.
+/// Where the journal of `store` is as `at` says, for a volume that is cached at `cache` and has its marker at `marker`.
 ///
 /// # Errors
 /// [`NoJournal`].
-pub(super) fn site(store: &dyn Backing, at: &JournalAt, cache: &Path) -> Result<Site, NoJournal> {
-    let site = Site::of(store, at.at.as_deref())?;
+pub(super) fn site(
+    store: &StoreNames,
+    (at, marker): (&JournalAt, &MarkerAt),
+    cache: &Path,
+) -> Result<Site, NoJournal> {
+    let site = Site::of_names(store, at.at.as_deref())?;
+    let marker = match marker {
+        MarkerAt::At(place) => Some(place.as_str()),
+        // (Where there is to be none one is looked for all the same.)
+        MarkerAt::Beside | MarkerAt::Nowhere => None,
+    };
+    if !site.beside && site.is_markers(store, marker) {
+        let journal = at.at.clone().unwrap_or_else(|| site.uri.to_string());
+        return Err(NoJournal::Marker { journal });
+    }
     if let Some(path) = site.path() {
         let on = |itself| NoJournal::OnCache {
             journal: path.display().to_string(),
@@ -66,8 +87,7 @@ pub(super) fn site(store: &dyn Backing, at: &JournalAt, cache: &Path) -> Result<
         if same.is_some_and(|(journal, cache)| journal == cache) {
             return Err(on(true));
         }
-        let image = store.image();
-        let store = image.as_ref().and_then(|image| disk_of(image.path()));
+        let store = store.image().and_then(|image| disk_of(image.path()));
         let (journal, cache) = (disk_of(path), disk_of(cache));
         // (Where the store is there too, all three are lost together.)
         if journal.is_some() && journal == cache && journal != store {

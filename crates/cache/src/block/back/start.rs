@@ -18,7 +18,7 @@ use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_runtime::{AlignedBuf, Device as _, Payload};
 use larder_volume::journal::{Site, Use};
 use larder_volume::marker::{Found, MarkerIoError, MarkerPlace, PlaceOptions};
-use larder_volume::{Backing, Flushing, Timeouts};
+use larder_volume::{Backing, Flushing};
 
 use super::super::Core;
 use super::super::attached::Attached;
@@ -27,9 +27,7 @@ use super::before::no_log;
 use super::ends::say_void;
 use super::journal::{Coming, Journal};
 use super::steps::{Begins, Way};
-use super::{
-    Asking, BACK, Back, BackConfig, BackWish, MarkerAt, NoJournal, Order, order_words, site,
-};
+use super::{Asking, BACK, Back, BackConfig, BackWish, MarkerAt, NoJournal, Order, order_words};
 
 /// The volume's own of what is wrong with it.
 pub(super) fn volume_error(name: &str, reason: String) -> CacheError {
@@ -221,6 +219,8 @@ pub(super) fn is_moved(
     marker: &Marker,
     vouched: bool,
 ) -> bool {
+    // (Of one with its journal laid over it that was seen before, and it is known by another name for its lines alone.)
+    let vouched = vouched || store.has_journal_laid_over();
     let remembers = place.named_by_store().is_some_and(|named| named.is_this);
     !vouched && store.identity().is_ok_and(|now| now.is_of(&marker.identity, remembers).is_err())
 }
@@ -785,15 +785,17 @@ pub(super) fn no_journal(name: &str, why: NoJournal) -> CacheError {
 /// Where the journal of a volume is to be.
 fn journal_site(core: &Core, volume: &Attached, wish: &BackWish) -> Result<Site, CacheError> {
     let store = volume.volume().backing();
-    site::site(store, &wish.journal, core.path()).map_err(|why| no_journal(&volume.name, why))
+    let found = Asking::of(&core.config).journal_site(store, wish, core.path());
+    found.map_err(|why| no_journal(&volume.name, why))
 }
 
 /// The journal of a volume, to be written.
 pub(super) fn open_journal(
+    asking: Asking,
     volume: &Attached,
     site: &Site,
     names: &[Uuid],
 ) -> Result<Journal, CacheError> {
-    let opened = Journal::open(site, names, Use::Make, Timeouts::default());
+    let opened = Journal::open_by(asking, site, names, Use::Make);
     opened.map_err(|e| no_journal(&volume.name, e.into()))
 }

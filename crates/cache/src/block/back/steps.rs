@@ -30,7 +30,7 @@ use super::journal::{Coming, JournalAt, Journaling, NotLaid, NotMarked, Of, unpr
 use super::start::{
     marker_error, no_journal, open_journal, random_uuid, read_marker, volume_error,
 };
-use super::{Back, BackConfig, MarkerAt, Written, beyond};
+use super::{Asking, Back, BackConfig, MarkerAt, Written, beyond};
 
 /// Why a step was not done.
 pub(super) enum NotDone {
@@ -95,9 +95,14 @@ impl Begins<'_> {
     }
 
     /// Its journal is open, if it has one.
-    fn open_journal(&mut self, volume: &Attached, names: &[Uuid]) -> Result<(), CacheError> {
+    fn open_journal(
+        &mut self,
+        asking: Asking,
+        volume: &Attached,
+        names: &[Uuid],
+    ) -> Result<(), CacheError> {
         if let (Some(site), None) = (&self.site, &self.journal.journal) {
-            self.journal.journal = Some(open_journal(volume, site, names)?);
+            self.journal.journal = Some(open_journal(asking, volume, site, names)?);
         }
         Ok(())
     }
@@ -164,7 +169,13 @@ impl<'a> Way<'a> {
     ) -> Result<(), NotDone> {
         let mut failed = None;
         while let Some(step) = holder.next() {
-            if let Err(mut why) = self.step(holder, step, go_on) {
+            // A volume that comes goes no further for somebody who waits no longer: what he was told is so.
+            let comes = matches!(self.which, Which::Comes(_)) && !holder.has_failed();
+            let done = match comes && !step.is_last() && is_unwanted() {
+                true => Err(NotDone::Unwanted),
+                false => self.step(holder, step, go_on),
+            };
+            if let Err(mut why) = done {
                 if is_unwanted() && !holder.has_failed() {
                     // (It may have failed for not being waited for.)
                     why = NotDone::Unwanted;
@@ -219,7 +230,7 @@ impl<'a> Way<'a> {
                     // Where it cannot be had nothing is changed.
                     let names: Vec<_> =
                         [holder.state().volume].into_iter().chain(holder.former()).collect();
-                    begins.open_journal(volume, &names)?;
+                    begins.open_journal(Asking::of(&core.config), volume, &names)?;
                 }
                 return Ok(());
             }
@@ -390,7 +401,7 @@ impl<'a> Way<'a> {
             let attachment = self.volume.attachment().unwrap_or(0);
             let held = self.back.log().status(self.core.now(), attachment);
             if let Which::Held(written) = &self.which
-                && written.is_kept(&self.back.log())
+                && written.stays(&self.back.log())
             {
                 return Err(self.fail(self.core.troubles_of(written).join("; ")));
             }
@@ -465,7 +476,7 @@ impl<'a> Way<'a> {
     fn replay(&mut self, holder: &Holder, generation: u64) -> Result<Option<Applied>, NotDone> {
         let (state, positions) = (holder.state(), (holder.frontier(), holder.recovered().0));
         let Which::Comes(begins) = &mut self.which else { return Ok(None) };
-        begins.open_journal(self.volume, &[state.volume])?;
+        begins.open_journal(Asking::of(&self.core.config), self.volume, &[state.volume])?;
         let of = Of { volume: state.volume, cache: self.back.cache.0, generation };
         let replayed = begins.journal.replay(of, self.volume.volume().backing(), positions);
         let (applied, mark) = replayed.map_err(|why| {
@@ -563,7 +574,11 @@ impl<'a> Way<'a> {
         } else if let Which::Comes(begins) = &mut self.which {
             let dirty = matches!(mark, Mark::Dirty(_));
             if dirty {
-                begins.open_journal(self.volume, &[marker.volume])?;
+                begins.open_journal(
+                    Asking::of(&self.core.config),
+                    self.volume,
+                    &[marker.volume],
+                )?;
             }
             let Begins { place, journal, .. } = begins;
             let mut write = |marker: &Marker| match place {
@@ -579,6 +594,13 @@ impl<'a> Way<'a> {
                         holder.also_marked();
                     }
                     not_marked(&self.volume.name, marked)?
+                }
+                // What was to be written there, and so perhaps to the store, may come yet.
+                false if journal.probed && journal.is_away() => {
+                    let reason = "its journal does not answer, and may be its store by another name: what looks whether it is may be written to the store yet, and its \
+                                  marker says so until it is attached again".to_owned();
+                    let name = self.volume.name.clone();
+                    return Err(NotDone::Failed(CacheError::NotYet { name, reason }));
                 }
                 false if journal.probed => {
                     // What it says then holds until the store has its zeros again.
@@ -609,7 +631,7 @@ impl<'a> Way<'a> {
             // No marker was written, and its journal is to be its own all the same.
             let (number, frontier) = (holder.number(), holder.frontier());
             let marker = core.marker(self.volume, &state, number, MarkerState::Dirty, frontier);
-            begins.open_journal(self.volume, &[marker.volume])?;
+            begins.open_journal(Asking::of(&self.core.config), self.volume, &[marker.volume])?;
             // (This cache says that it is open: it looks for a probe when it comes again.)
             let of = (self.volume.volume().backing(), random_uuid()?.0);
             let apart = begins.journal.finds_apart(of, || Ok::<(), MarkerIoError>(()));
@@ -759,11 +781,21 @@ impl Written {
         self.durable_run.store(marker.run, Ordering::Relaxed);
     }
 
-    /// What is dirty does not come to the store before something has become of its marker: that is another's, or a log that has failed waits for it to say
-    /// how far the store is, and it does not answer.
+    /// What is dirty does not come to the store before something has become of its marker: that is another's, or a log that has failed waits for it to say how
+    /// far the store is, and it does not answer.
     pub(super) fn is_kept(&self, log: &WriteLog<Payload>) -> bool {
         let waits = log.closed().is_some() && self.silent.load(Ordering::Relaxed);
         waits || log.is_halted(self.state.attachment)
+    }
+
+    /// Nothing comes to the store as long as its marker does not answer: with the store's server, both may be there again at any time.
+    pub(super) fn awaits_marker(&self, log: &WriteLog<Payload>) -> bool {
+        log.awaits_look(self.state.attachment).is_some() && self.silent.load(Ordering::Relaxed)
+    }
+
+    /// Either: a step that needs the marker is not waited for.
+    pub(super) fn stays(&self, log: &WriteLog<Payload>) -> bool {
+        self.is_kept(log) || self.awaits_marker(log)
     }
 
     /// As the machine has it; `number` is that of its marker.

@@ -8,12 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use larder_format::block::marker::{MarkerState, Order as MarkerOrder};
-use larder_volume::journal::{Site, Use};
+use larder_volume::journal::{JournalError, Site, Use};
 use larder_volume::marker::{Found, Image, PlaceOptions};
 use larder_volume::op::{Done, Op};
-use larder_volume::{
-    Backing, BackingError, Capabilities, Identity, Peer, Session, StoreTrouble, Timeouts,
-};
+use larder_volume::{Backing, BackingError, Capabilities, Identity, Peer, Session, StoreTrouble};
 use mio::Registry;
 use mio::event::Event;
 
@@ -40,16 +38,18 @@ pub fn view(
     };
     let options = PlaceOptions { at, look: true, ..PlaceOptions::default() };
     // What is wrong with a marker is said when the volume comes.
-    let place = Asking::AtMost(PATIENCE).open(&*store, &options);
+    let asking = Asking::AtMost(PATIENCE);
+    let place = asking.open(&*store, &options);
     let Ok(mut place) = place else { return Ok(store) };
     let Ok(Found::There(marker)) = place.read() else { return Ok(store) };
     if marker.state == MarkerState::Clean || marker.order != MarkerOrder::Journaled {
         return Ok(store);
     }
+    let (cache, host) = (marker.cache, marker.host.clone());
     let fail = |reason: String| {
         let reason = format!(
-            "its store was written through a journal, and cannot be read without what that has: {reason}; have its store recovered, which gives up \
-             what its cache alone has"
+            "its store was written through a journal, and cannot be read without what that has: {reason}; serve it with the cache that has written it ({cache}, \
+             last used on host '{host}'), so that what is missing comes there, or have its store recovered, which gives up what that cache alone has"
         );
         CacheError::Volume { name: name.to_owned(), reason }
     };
@@ -63,13 +63,18 @@ pub fn view(
     }
     drop(place);
     let site = Site::of(&*store, wish.journal.at.as_deref()).map_err(|e| fail(e.to_string()))?;
-    let opened = Journal::open(&site, &[marker.volume], Use::Look, Timeouts::default());
-    let mut journal = opened.map_err(|e| fail(e.to_string()))?;
-    let read = journal.read_for(&marker).map_err(|e| fail(e.to_string()))?;
+    // What does not answer may another time.
+    let fails = |error: JournalError| match error.may_pass() {
+        true => CacheError::Journal { name: name.to_owned(), why: error.into() },
+        false => fail(error.to_string()),
+    };
+    let mut journal =
+        Journal::open_by(asking, &site, &[marker.volume], Use::Look).map_err(fails)?;
+    let read = journal.read_for(&marker).map_err(fails)?;
     if let Some(why) = read.torn {
         return Err(fail(format!("{}: {why}", journal.describe())));
     }
-    let laid = journal.stretches(&read).map_err(|e| fail(e.to_string()))?;
+    let laid = journal.stretches(&read).map_err(fails)?;
     Ok(Box::new(View { store, laid: laid.into() }))
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_engine::block::node::event::{Answer as Over, Effects, JobId, ShardIo, StoreOp};
-use larder_engine::block::node::logged::{JournalPart, LogIo};
+use larder_engine::block::node::logged::{JournalPart, LogIo, tell_log};
 use larder_engine::block::writeback::log::{Said, ToWrite};
 use larder_engine::block::{LineId, Merge, SlotId};
 use larder_format::PAGE_SIZE;
@@ -354,6 +354,25 @@ impl Effects<Daemon> for Carrier {
             }
         }
         self.cache.mark_and_tell(attachment, said, frontier);
+    }
+
+    fn marker_look(&mut self, attachment: u32) {
+        if self.by_hand {
+            return self.cache.look_and_tell(attachment);
+        }
+        let cache = Arc::downgrade(&self.cache);
+        let look = move || {
+            if let Some(cache) = cache.upgrade() {
+                cache.look_and_tell(attachment);
+            }
+        };
+        // It may hang with its store.
+        let spawned = std::thread::Builder::new().name("block-marker".into()).spawn(look);
+        if spawned.is_err() {
+            // It is asked for again.
+            let now = self.cache.now();
+            tell_log(&*self.cache, now, |log, asks| log.look_ended(now, attachment, asks));
+        }
     }
 
     fn deliver_zeros(&mut self, client: &mut Client, at: u64, len: u64) {

@@ -295,6 +295,10 @@ fn a_cache_whose_log_failed_is_taken_back_and_its_volumes_write_back_again() {
             assert_eq!(marker(dir.path()), MarkerState::Clean);
             assert!(core.change_over("disk", &wish, &mut |_| true).unwrap());
             assert!(core.could_write_back().is_empty());
+            let through = BackWish::default();
+            assert!(core.change_over("disk", &through, &mut |_| true).unwrap());
+            assert!(core.could_write_back().is_empty(), "it is an operator's wish");
+            assert!(core.change_over("disk", &wish, &mut |_| true).unwrap());
             assert_eq!(core.back_status("disk").unwrap().status.dirty, 0);
             disk.write(4096, [0x20 + round; 4096]).wait().unwrap();
             disk.flush().wait().unwrap();
@@ -312,6 +316,53 @@ fn a_cache_whose_log_failed_is_taken_back_and_its_volumes_write_back_again() {
         assert!(cache.core().destage("disk", &mut |_| true).unwrap());
         let store = std::fs::read(dir.path().join("disk")).unwrap();
         assert_eq!([store[0], store[4096], store[8192]], [0x13, 0x23, 3], "{order:?}");
+    }
+}
+
+/// Before or after all of it came to its store: nothing of it is in the log, though the device says still that it may be.
+#[test]
+fn a_volume_that_was_detached_from_a_cache_out_of_use_does_not_keep_that_from_being_taken_back() {
+    for order in ORDERS {
+        for late in [false, true] {
+            let dir = TempDir::new().unwrap();
+            let cache = builder(dir.path(), order, Pace::AtBound).open().unwrap();
+            let (disk, core) = (cache.volume("disk").unwrap(), cache.core());
+            disk.write(0, [1; 4096]).wait().unwrap();
+            disk.flush().wait().unwrap();
+            core.faults.writes.store(true, Ordering::SeqCst);
+            disk.write(LINE, [2; LINE as usize]).wait().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            while core.is_enabled() {
+                assert!(Instant::now() < end, "it is not given up");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if late {
+                goes_through(&cache);
+            }
+            drop(disk);
+            assert!(cache.detach("disk", &mut |_| true).unwrap());
+            assert_eq!(marker(dir.path()), MarkerState::Clean);
+            core.faults.writes.store(false, Ordering::SeqCst);
+            taken_back(&cache);
+            // And it comes again as it was.
+            let uri: Uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            let store = loop {
+                match backing::open_with(&uri, &OpenOptions::default()) {
+                    Ok(store) => break store,
+                    Err(error) => assert!(Instant::now() < end, "{error}"),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            let back = BackConfig { order, pace: Pace::AtBound, ..BackConfig::default() };
+            let wish = BackWish { back: Some(back), ..BackWish::default() };
+            let disk = cache.attach_as("disk", store, &wish).unwrap();
+            let read = disk.read(0, 8192).wait().unwrap();
+            assert_eq!([read[0], read[4096]], [1, 2], "{order:?} {late}");
+            disk.write(0, [3; 4096]).wait().unwrap();
+            disk.flush().wait().unwrap();
+            assert_eq!(core.back_status("disk").unwrap().status.dirty, 4096);
+        }
     }
 }
 

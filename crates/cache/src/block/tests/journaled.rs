@@ -461,3 +461,33 @@ fn nothing_of_a_journal_is_laid_over_a_store_that_has_become_too_small_for_it() 
     assert!(said.contains("restore its size"), "{said}");
     assert!(std::fs::read(&path).unwrap() == before);
 }
+
+/// What its own cache holds is nothing that anybody should give up; and it is refused before the cache knows the store by another name.
+#[test]
+fn a_volume_that_is_dirty_in_this_cache_is_not_read_without_it_and_says_that_the_cache_has_it() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let cache = || {
+        let more = dir.join("more");
+        File::create(&more).unwrap().set_len(BYTES).unwrap();
+        let builder = Cache::builder(dir.join("cache")).state_dir(dir.join("state")).threads(2);
+        let builder = builder.volume("more", &format!("file:{}", more.display())).unwrap();
+        builder.awaits("disk").open().unwrap()
+    };
+    let first = builder(dir, Pace::AtBound, None).open().unwrap();
+    let disk = first.volume("disk").unwrap();
+    done(&first, disk.write(0, [1; BLOCK as usize]));
+    done(&first, disk.flush());
+    drop((disk, first));
+    let cache = cache();
+    for _ in 0..2 {
+        let store = back::view("disk", open_store(dir, true), &BackWish::default()).unwrap();
+        assert!(store.has_journal_laid_over());
+        let why = cache.attach_as("disk", store, &BackWish::default()).err().unwrap().to_string();
+        assert!(why.contains("serve it as back:journaled"), "{why}");
+        assert!(!why.contains("is not the one that it had") && !why.contains("give"), "{why}");
+    }
+    let wish = BackWish { back: Some(journaled(Pace::AtBound)), ..BackWish::default() };
+    let disk = cache.attach_as("disk", open_store(dir, false), &wish).unwrap();
+    assert!(disk.read(0, BLOCK as usize).wait().unwrap().iter().all(|&b| b == 1));
+}

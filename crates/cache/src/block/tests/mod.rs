@@ -11,6 +11,7 @@ mod joined;
 mod journaled;
 mod kept;
 mod left;
+mod looked;
 mod losses;
 mod periodic;
 mod piled;

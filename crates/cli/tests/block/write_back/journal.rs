@@ -9,8 +9,8 @@ use larder_block::op::{FailureKind, Op};
 use larder_runtime::{AlignedBuf, Payload};
 use tempfile::TempDir;
 
-use super::{format, has};
-use crate::daemon::ask::{ask, status_when};
+use super::{format, has, prepare};
+use crate::daemon::ask::{ask, json, status_when};
 use crate::daemon::{Daemon, one, session, session_of};
 use crate::stores::faulty::Store;
 use crate::stores::s3::S3;
@@ -316,5 +316,52 @@ fn a_start_whose_store_fails_while_a_journal_is_laid_into_it_serves_the_others_a
     let mut s = session_of(dir, "disk");
     let read = crate::daemon::read(&mut *s, 0, (BLOCKS * BLOCK) as usize);
     assert!(read.iter().all(|&byte| byte == 2));
+    daemon.stop();
+}
+
+/// Each would be written over the other. Nothing is made before that is said, of a start and of a volume that comes later.
+#[test]
+fn a_journal_at_the_place_of_its_volumes_marker_is_refused_as_usage_and_nothing_is_made() {
+    let dir = prepare();
+    let dir = dir.path();
+    let at = |name: &str| dir.join(name).display().to_string();
+    std::fs::File::create(dir.join("late")).unwrap().set_len(SIZE).unwrap();
+    std::fs::create_dir(dir.join("folder")).unwrap();
+    std::os::unix::fs::symlink(dir.join("disk.larder"), dir.join("link")).unwrap();
+    let start = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        command.args(["block", "serve", "--cache", &at("cache"), "--state-dir", &at("state")]);
+        command.args(["--volume", &format!("disk=file:{}", at("disk"))]);
+        command.args(["--listen", &format!("unix:{}", at("socket"))]);
+        command.args(["--write", "disk=back:journaled", "--journal-local"]).args(more);
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (here, marker) = (at("folder/../here"), format!("disk={}", at("here")));
+    for (journal, marker) in [
+        (at("disk.larder"), None),
+        (at("folder/../disk.larder"), None),
+        (at("link"), None),
+        (here.clone(), Some(&*marker)),
+    ] {
+        let journal = format!("disk={journal}");
+        let with = marker.map_or_else(Vec::new, |marker| vec!["--marker", marker]);
+        let (code, said) = start(&[&["--journal", &*journal][..], &with].concat());
+        assert_eq!(code, Some(2), "{said}");
+        has(&said, &["volume 'disk'", "is where its marker is", "name another place"]);
+        assert!(!dir.join("disk.larder").exists() && !dir.join("here").exists());
+    }
+    let daemon = Daemon::start(dir, &[]);
+    let late = format!("late=file:{}", at("late"));
+    for (journal, marker) in [(at("late.larder"), None), (here, Some(at("here")))] {
+        let mut args = vec!["attach", &late, "--write", "back:journaled", "--journal", &journal];
+        args.extend(marker.iter().flat_map(|marker| ["--marker", marker]));
+        let (code, _, said) = ask(dir, &args);
+        assert_eq!(code, 2, "{said}");
+        has(&said, &["volume 'late'", "is where its marker is", "name another place"]);
+        assert!(!dir.join("late.larder").exists() && !dir.join("here").exists());
+        let status = json(dir, &["status"]);
+        assert!(!status["put_aside"].to_string().contains("late"), "{status:#}");
+    }
     daemon.stop();
 }

@@ -9,6 +9,7 @@ mod offline;
 mod recover;
 mod served;
 mod settings;
+mod unanswered;
 mod waits;
 
 use std::path::Path;

@@ -34,6 +34,11 @@ fn what_cannot_be_meant_is_refused_in_one_line_with_its_remedy() {
         (&["--write", "db=hdd-inv"], &["hdd-inv is of all volumes", "without 'db='"]),
         (&["--write", "hdd-inv", "--write", "hdd-upd"], &["hdd-upd", "hdd-inv", "choose one"]),
         (&["--write", "back:any", "--write", "back:ordered"], &["back:any says already"]),
+        // Shares.
+        (
+            &["--share", "db=10%..", "--share", "db=20%.."],
+            &["--share db=20%..", "'db' has the share 10%.. already", "say one of the two"],
+        ),
         // Volumes.
         (
             &["--write", "dd=back:any"],

@@ -352,6 +352,12 @@ pub trait Effects<H: Host> {
     fn marker_write(&mut self, _attachment: u32, _said: Said, _frontier: u64) {
         debug_assert!(false, "there is no marker");
     }
+    /// The marker of a volume is to be looked at. What is found is told to the log, and that it has ended:
+    /// [`WriteLog::looked`](crate::block::writeback::log::WriteLog::looked),
+    /// [`WriteLog::look_ended`](crate::block::writeback::log::WriteLog::look_ended).
+    fn marker_look(&mut self, _attachment: u32) {
+        debug_assert!(false, "there is no marker");
+    }
     /// Zeros belong `at` bytes behind the first of a read.
     fn deliver_zeros(&mut self, _ticket: &mut H::Ticket, _at: u64, _len: u64) {
         debug_assert!(false, "there is no write log");

@@ -143,23 +143,46 @@ impl ShareLines {
     }
 }
 
-/// Whether a cache of `slots` lines of `line` bytes has as much as these volumes are to be left, all together. Of a volume that is named several times the last
-/// counts.
+/// Whether each volume's share is said once.
+///
+/// # Errors
+/// Of which it is said twice, and what, as a clause.
+pub fn check_once(shares: &[(String, Share)]) -> Result<(), String> {
+    let mut said: BTreeMap<&str, Share> = BTreeMap::new();
+    for (name, share) in shares {
+        if let Some(before) = said.insert(name, *share) {
+            return Err(format!(
+                "{name}={share}: volume '{name}' has the share {before} already: say one of the two"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a cache of `slots` lines of `line` bytes has as much as these volumes are to be left, all together.
 ///
 /// # Errors
 /// Their names with their floors, and what they are together, as a clause.
 pub fn check_floors(shares: &[(String, Share)], slots: u64, line: u32) -> Result<(), String> {
-    let floors: BTreeMap<&str, Portion> =
+    let floors: Vec<(&str, Portion)> =
         shares.iter().filter_map(|(name, share)| Some((name.as_str(), share.floor?))).collect();
-    let lines: u64 = floors.values().map(|floor| floor.lines(slots, line)).sum();
+    // (In bytes: what is too much by a little would be 100 % of 100 %.)
+    let bytes = |portion: &Portion| match portion {
+        Portion::Percent(share) => slots as f64 * share / 100.0 * f64::from(line),
+        Portion::Bytes(bytes) => bytes.0 as f64,
+    };
+    let has = slots * u64::from(line);
+    let together = floors.iter().map(|(_, floor)| bytes(floor)).sum::<f64>().ceil();
+    let lines: u64 = floors.iter().map(|(_, floor)| floor.lines(slots, line)).sum();
     if lines <= slots {
         return Ok(());
     }
     let all: Vec<String> = floors.iter().map(|(name, floor)| format!("{name}={floor}..")).collect();
+    let together = (together as u64).max(lines.saturating_mul(u64::from(line)));
     Err(format!(
-        "{}: these floors are {:.0} % of the cache together, and it has 100 %: lower them",
+        "{}: these floors are {together} bytes together, and the cache has {has} (100 %): lower them by {} bytes in all",
         all.join(", "),
-        100.0 * lines as f64 / slots.max(1) as f64
+        together - has
     ))
 }
 
@@ -432,14 +455,32 @@ mod tests {
             check_floors(&shares, 1000, 4096)
         };
         assert_eq!(of(&[("a", "50%.."), ("b", "50%..60%"), ("c", "..90%")]), Ok(()));
-        // The last that is said of a volume counts.
-        assert_eq!(of(&[("a", "90%.."), ("a", "10%.."), ("b", "90%..")]), Ok(()));
         let why = of(&[("a", "60%.."), ("b", "50%..")]).unwrap_err();
-        assert!(why.contains("a=60%.., b=50%..") && why.contains("110 % of the cache"), "{why}");
+        assert!(
+            why.contains("a=60%.., b=50%..") && why.contains("lower them by 409600 bytes"),
+            "{why}"
+        );
         let why = of(&[("a", "60%.."), ("b", "2m..")]).unwrap_err();
-        assert!(why.contains("a=60%..") && why.contains("111 %"), "{why}");
+        assert!(why.contains("a=60%..") && why.contains("lower them by 458752 bytes"), "{why}");
+        // What is too much by a little is said as that.
+        let why = of(&[("a", "100%.."), ("b", "4k..")]).unwrap_err();
+        assert!(why.contains("4100096 bytes together, and the cache has 4096000"), "{why}");
+        assert!(why.contains("lower them by 4096 bytes") && !why.contains("100 % of"), "{why}");
         let why = "160%..".parse::<Share>().unwrap_err();
         assert!(why.contains("'160%' is more than there is: at most 100%"), "{why}");
+    }
+
+    #[test]
+    fn a_share_that_is_said_twice_is_refused_with_both() {
+        let of = |all: &[(&str, &str)]| {
+            let shares: Vec<(String, Share)> =
+                all.iter().map(|(name, s)| ((*name).to_owned(), s.parse().unwrap())).collect();
+            check_once(&shares)
+        };
+        assert_eq!(of(&[("a", "50%.."), ("b", "50%..60%"), ("c", "..90%")]), Ok(()));
+        let why = of(&[("a", "10%.."), ("b", "5%.."), ("a", "..2g")]).unwrap_err();
+        assert!(why.contains("a=..2") && why.contains("'a' has the share 10%.. already"), "{why}");
+        assert!(of(&[("a", "10%.."), ("a", "10%..")]).is_err());
     }
 
     fn side(volume: u32, account: &Account, pinned: bool) -> Side<'_, impl Fn() -> bool> {

@@ -30,7 +30,7 @@ pub enum NotHeld {
     /// One volume is to hold more than the log has for it.
     #[error(
         "{stated} is more than it can hold of the write log, which has {log}: four fifths of that without its reserve, {most}; give it {most} at most, or \
-         format a cache with a larger log"
+         make the log larger (it is as large as its cache was formatted with)"
     )]
     TooMuch {
         /// What it is to hold,
@@ -43,7 +43,8 @@ pub enum NotHeld {
     /// Several are to hold more than that together.
     #[error(
         "{stated} together are more than {volumes} volumes can hold of the write log, which has {log}: four fifths of that without its reserve, and {least} for each \
-         of which nothing is stated; give them {most} together at most, or format a cache with a larger log",
+         of which nothing is stated; give them {most} together at most, or make the log larger (it is as large as \
+         its cache was formatted with)",
         least = ByteSize(LEAST)
     )]
     TooMuchTogether {

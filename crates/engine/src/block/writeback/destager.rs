@@ -70,6 +70,10 @@ pub trait Effects {
     fn lists(&mut self, _stored: &[Dirty], skipped: &[Dirty]) -> bool {
         skipped.is_empty()
     }
+    /// Whether `any` may leave out what cannot be read.
+    fn leaves_out(&self) -> bool {
+        true
+    }
     /// A window goes on up to this record, behind what may come to the store next: until all of it is there the store alone is no image. Whether the marker is
     /// to say so before anything of it comes there; ends by [`Destager::said`] then.
     fn joins(&mut self, _last: u64) -> bool {
@@ -127,6 +131,10 @@ pub struct Destager {
     said: bool,
     /// Its store may be another's.
     halted: bool,
+    /// Its store is known to have been nobody else's a moment ago; that is all that something waits for; and what does not go on rests.
+    sees: bool,
+    unseen: bool,
+    aside: bool,
     /// How often windows and epochs were begun, or begun again.
     attempts: u64,
     /// No window can begin: the log has no room to list what would be left out behind it.
@@ -175,6 +183,9 @@ impl Destager {
             said: false,
             unlisted: false,
             halted: false,
+            sees: true,
+            unseen: false,
+            aside: false,
             attempts: 0,
             anew: false,
             told: 0,
@@ -280,6 +291,26 @@ impl Destager {
         self.halted = halted;
     }
 
+    /// Whether its store is known to be nobody else's (`sees`): nothing is sent there, nor to the journal, before it is; and whether what cannot go on rests
+    /// until it is begun again (`aside`).
+    pub fn see(&mut self, sees: bool, aside: bool) {
+        (self.sees, self.aside) = (sees, aside);
+        self.unseen &= !sees;
+    }
+
+    /// Whether something would be sent if that were known.
+    pub fn is_unseen(&self) -> bool {
+        self.unseen
+    }
+
+    /// Nothing begins: what is under way ends, or rests.
+    pub fn rest(&mut self, fx: &mut impl Effects) {
+        self.unseen = false;
+        if self.phase == Phase::Writing {
+            self.tell(fx);
+        }
+    }
+
     /// The window waits for the end of that.
     fn rests(&mut self) {
         self.phase = Phase::Paused(Nanos::ZERO);
@@ -365,7 +396,13 @@ impl Destager {
             self.drops();
         }
         match self.phase {
-            Phase::Paused(until) if now >= until => return self.again(now, fx),
+            Phase::Paused(until) if now >= until => {
+                self.unseen = !self.sees;
+                if self.sees {
+                    self.again(now, fx);
+                }
+                return;
+            }
             Phase::Idle => {}
             // It may have waited for memory.
             Phase::Writing => return self.tell(fx),
@@ -386,6 +423,11 @@ impl Destager {
         }
         let journaled = matches!(self.config.order, Order::Journaled(_));
         let most = if journaled { fx.epoch(self.most()) } else { self.most() };
+        if !self.sees {
+            let any = self.config.order == Order::Any;
+            self.unseen = log.next(durable, most, pressed, any).is_some();
+            return;
+        }
         let Some(window) = self.choose(log, durable, (most, pressed), fx) else { return };
         self.each = each(&self.pieces);
         let epoch = self.pieces.iter().map(Dirty::memory).sum();
@@ -444,7 +486,7 @@ impl Destager {
         (most, pressed): (u64, bool),
         fx: &mut impl Effects,
     ) -> Option<Window> {
-        let any = self.config.order == Order::Any;
+        let any = self.config.order == Order::Any && fx.leaves_out();
         self.unlisted = false;
         for skips in [any, false] {
             let window = log.next(durable, most, pressed, skips)?;
@@ -498,13 +540,19 @@ impl Destager {
             }
             return;
         }
-        while self.told - self.ended < depth && !self.failed {
+        while self.told - self.ended < depth && !self.failed && self.sees {
             let Some(&dirty) = self.pieces.get(self.told) else { break };
             if !fx.takes(dirty.memory()) {
                 break;
             }
             self.told += 1;
             fx.store(self.told as u32 - 1, dirty);
+        }
+        if self.told < self.pieces.len() && !self.failed {
+            if self.told == self.ended && self.aside {
+                return self.rests();
+            }
+            self.unseen = !self.sees;
         }
         if self.told > self.ended || self.failed || self.told < self.pieces.len() {
             return;

@@ -22,10 +22,13 @@ mod destage;
 mod due;
 mod failing;
 mod footers;
+mod looked;
+mod lying;
 mod marks;
 mod memory;
 mod parking;
 mod put_aside;
+mod rereading;
 mod slowed;
 mod start;
 mod sums;
@@ -42,6 +45,8 @@ use larder_format::block::write_log::{SegmentGeometry, footer};
 pub use batches::ToWrite;
 pub use closing::{Kept, Said, Stands};
 pub use destage::{Asked, Lies, Status};
+pub use looked::FRESH;
+use lying::{pin, unpin};
 pub use marks::{MarkState, NOBODY};
 pub use memory::{MEMORY_OF_BLOCK, most_on_its_way};
 pub use parking::Parks;
@@ -275,6 +280,8 @@ struct Attached {
     bad: Unreadable,
     listing: Option<Unreadable>,
     unread: BTreeMap<u64, (u32, u64)>,
+    /// Those that were lost so, and are read again.
+    rereads: rereading::Rereads,
     /// Bytes that could not be read and were given up by an operator's word, in this run.
     given_up: u64,
     /// Records of which clients have read something: their lines may be worth a place when the store has them.
@@ -322,8 +329,9 @@ struct Attached {
     refuses: bool,
     /// Bytes that came to the store so far.
     destaged: u64,
-    /// It has a marker.
+    /// It has a marker, and when that was looked at.
     marked: bool,
+    looked: looked::Looked,
     /// How far it is, if the log has failed.
     closing: Option<closing::Closing>,
     marks: marks::Marks,
@@ -483,6 +491,7 @@ impl<B: Clone> WriteLog<B> {
             bad: Unreadable::default(),
             listing: None,
             unread: BTreeMap::new(),
+            rereads: rereading::Rereads::default(),
             read: Marks::default(),
             given_up: 0,
             sums: AllSums::default(),
@@ -510,6 +519,7 @@ impl<B: Clone> WriteLog<B> {
             refuses: false,
             destaged: 0,
             marked,
+            looked: looked::Looked::default(),
             closing: None,
             marks: marks::Marks::default(),
         };
@@ -546,6 +556,7 @@ impl<B: Clone> WriteLog<B> {
         while volume.unread.first_key_value().is_some_and(|(&sequence, _)| sequence <= position) {
             volume.unread.pop_first();
         }
+        volume.rereads.let_go(position);
         volume.read.let_go(position);
         if volume.log.is_clean() {
             volume.since.clear();
@@ -891,6 +902,10 @@ impl Attached {
 
     /// When its destager goes on by itself, if there is anything for it.
     fn wakes(&self, durable: u64) -> Option<Nanos> {
+        if self.awaits_look().is_some() {
+            let marks = self.closing.as_ref().and_then(closing::Closing::wakes);
+            return marks.into_iter().chain(self.asks_again()).min();
+        }
         if let Some(closing) = &self.closing {
             let rests = self.aside || self.halted;
             let paused = closing.begun() && !self.destager.is_idle() && !rests;
@@ -932,57 +947,5 @@ impl Attached {
             true => self.throttle.due_slowed(now, self.log.held(), room),
             false => self.throttle.due(now, self.log.held(), room),
         }
-    }
-
-    /// Where a dirty stretch lies.
-    fn lies<B: Clone>(
-        &self,
-        config: &Config,
-        kept: &closing::Payloads<B>,
-        dirty: &super::overlay::Dirty,
-    ) -> Option<Lies<B>> {
-        let here = kept.of(self.attachment, &self.log, dirty).map(Lies::Here);
-        here.or_else(|| self.piece(config, dirty).map(Lies::Log))
-    }
-
-    /// Where a dirty stretch lies on the device.
-    fn piece(&self, config: &Config, dirty: &super::overlay::Dirty) -> Option<Piece> {
-        use larder_format::block::write_log::pieces;
-        if dirty.holds != Holds::Bytes {
-            return None;
-        }
-        let logged = self.log.record(dirty.sequence)?;
-        let sums = self.sums.get(dirty.sequence, self.log.frontier())?;
-        let from = dirty.at - logged.at;
-        let cover = pieces::cover(from..from + dirty.len, logged.len);
-        let (first, end) =
-            (cover.start / pieces::PIECE as u64, cover.end.div_ceil(pieces::PIECE as u64));
-        Some(Piece {
-            at: dirty.at,
-            len: dirty.len,
-            // Where the record lies now: it may have been parked since the stretch was looked at.
-            place: config.at + logged.place + cover.start,
-            bytes: (cover.end - cover.start) as u32,
-            skip: (from - cover.start) as u32,
-            sums: Sums::new(sums.as_slice().get(first as usize..end as usize)?),
-            pin: match self.parked.get(self.parked.below(0, dirty.sequence)) {
-                Some([of, generation]) if of == dirty.sequence => Pin::Parked(generation),
-                _ => Pin::Batch(logged.batch),
-            },
-        })
-    }
-}
-
-fn pin(segments: &mut Segments, of: Pin) {
-    match of {
-        Pin::Batch(batch) => segments.pin(batch),
-        Pin::Parked(generation) => segments.pin_parked(generation),
-    }
-}
-
-fn unpin(segments: &mut Segments, of: Pin) {
-    match of {
-        Pin::Batch(batch) => segments.unpin(batch),
-        Pin::Parked(generation) => segments.unpin_parked(generation),
     }
 }

@@ -404,6 +404,13 @@ pub enum Step {
     EmptyJournal,
 }
 
+impl Step {
+    /// A volume that comes has come, but for this.
+    pub fn is_last(self) -> bool {
+        matches!(self, Step::Show | Step::Through | Step::Release)
+    }
+}
+
 /// The steps of an attach as generation `g`.
 pub fn attach(cache: Uuid, g: u64, fault: Fault) -> Vec<Step> {
     let mut steps = vec![

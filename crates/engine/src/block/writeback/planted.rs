@@ -63,6 +63,7 @@
 //! | `closedslots` | `ClosedSlotsBelieved` |
 //! | `cleanfirst` | `ThroughBeforeClean` |
 //! | `setback` | `SetBackBelieved`, `RunRaisedUnseen` |
+//! | `fresh`, in place of a look before each window | `OldLookCounts` |
 //! | **beside** | |
 //! | `through` | `ThroughAroundDirt`, in `ordered` |
 //! | `around` | `ThroughAroundDirt`, in `any`: no order writes around what is dirty, so there is no rule about the durable frontier to leave out |
@@ -220,6 +221,8 @@ faults! {
     DoubtForgotten,
     /// A journal is written that is another cache's, or another attachment's, by now.
     OthersJournalWritten,
+    /// `fresh`: a window or epoch begins however long ago the marker was looked at.
+    OldLookCounts,
     /// What the log asks of its device when somebody calls it who carries nothing out is dropped.
     OperatorsAsksDropped,
 }

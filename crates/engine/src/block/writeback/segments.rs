@@ -9,7 +9,7 @@
 //! Freed segments stay readable until they are overwritten, so a start must be told which of them count: segments retire oldest first
 //! [fifo], a FRONTIER names the oldest that is live [oldest], each segment begins with one [repeat], and a retired segment is used again
 //! only when a FRONTIER that no longer counts it as live is durable [saidfree]. Client writes leave segments for FRONTIERs and for parking
-//! [reserve]; a FRONTIER takes one of those only where that frees one, or lets go of what holds the oldest.
+//! [reserve]; a FRONTIER takes one of those only where that frees one, or lets go of what holds the oldest and leaves enough for parking.
 //!
 //! A FLUSH joins the next flush of the device that *begins*, and covers the batches whose writes had ended by then [flushlog]. Rules in
 //! brackets are those of `models/write_back.py`.
@@ -273,8 +273,10 @@ impl Segments {
         let reserve = match purpose {
             _ if self.fault.is(Planted::NoReserve) => 0,
             Purpose::Clients => self.config.reserve,
+            Purpose::Frontier | Purpose::Release if self.would_free() => 0,
+            // Two are needed to copy all of it out of the way at once: where each record wants a FRONTIER of its own, the last ones would be used up by them.
+            Purpose::Release if self.free.len() == 2 && self.to_park().is_some() => 2,
             Purpose::Release => 0,
-            Purpose::Frontier if self.would_free() => 0,
             Purpose::Frontier => self.config.reserve,
         };
         if left? < reserve {

@@ -14,7 +14,7 @@ use crate::parts::{Bytes, Io};
 type Call = fn(&mut WriteLog<Bytes>, Nanos, Attach, &mut Asks<Bytes>);
 
 /// What they call, each so that clients go on, if what they wait for may fail.
-pub(crate) const CALLS: [(&str, Call); 12] = [
+pub(crate) const CALLS: [(&str, Call); 14] = [
     ("drain", |log, _, of, asks| {
         log.drain(of.attachment, true, asks);
         log.drain(of.attachment, false, asks);
@@ -57,6 +57,8 @@ pub(crate) const CALLS: [(&str, Call); 12] = [
         log.refuse(of.attachment, true);
         log.refuse(of.attachment, false);
     }),
+    ("looked", |log, now, of, asks| log.looked(of.attachment, now, asks)),
+    ("look_ended", |log, now, of, asks| log.look_ended(now, of.attachment, asks)),
     ("follow", |_, _, _, _| {}),
     // (It comes to no stop of a run that goes on: see `World::operate`.)
     ("close", |log, now, _, asks| log.close(now, "somebody says so", asks)),

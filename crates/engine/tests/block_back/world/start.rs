@@ -376,7 +376,8 @@ impl World {
                     self.change_store(&volume, &change, mark, true);
                 }
                 Io::StoreFlush(volume, _, mark) => self.stores[volume.0 as usize].flush(mark),
-                Io::FlashRead(..) | Io::StoreRead(..) | Io::LogRead(..) | Io::Mark(..) => {}
+                Io::FlashRead(..) | Io::StoreRead(..) => {}
+                Io::LogRead(..) | Io::Mark(..) | Io::Look(..) => {}
             }
         }
     }

@@ -156,6 +156,12 @@ impl World {
         self.setup.rots && status.is_some_and(|status| status.is_stopped)
     }
 
+    /// Something of it cannot be read, which is read again from time to time.
+    pub(super) fn rereads(&self, v: usize) -> bool {
+        let status = self.log.status(self.now, self.volumes[v].attachment);
+        self.setup.rots && status.is_some_and(|status| status.unreadable > 0)
+    }
+
     /// What a start after a power cut would read of the log.
     pub(super) fn scan_durable(&self) -> Scan {
         self.scan_with(|at, bytes| bytes.copy_from_slice(self.device.durable(at, bytes.len())))

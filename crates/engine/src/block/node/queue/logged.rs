@@ -286,7 +286,7 @@ impl<H: Host> Queue<H> {
                 self.log(node, now, fx, |log, asks| {
                     log.unpin(now, piece.pin, asks);
                     if bytes.is_none() {
-                        log.unread(attachment, &dirty);
+                        log.unread(now, attachment, &dirty);
                     }
                 });
                 self.destage_stretch(node, now, fx, attachment, dirty, bytes);
@@ -303,7 +303,7 @@ impl<H: Host> Queue<H> {
                 self.log(node, now, fx, |log, asks| {
                     log.unpin(now, piece.pin, asks);
                     if let Some(dirty) = dirty.filter(|_| bytes.is_none()) {
-                        log.unread(attachment, &dirty);
+                        log.unread(now, attachment, &dirty);
                     }
                 });
                 if let Some(epoch) = self.epochs.get_mut(&attachment) {
@@ -489,6 +489,7 @@ impl<H: Host> Queue<H> {
                 }
                 Asked::FlushJournal => fx.journal_flush(attachment),
                 Asked::Mark(said, frontier) => fx.marker_write(attachment, said, frontier),
+                Asked::Look => fx.marker_look(attachment),
             }
         }
     }

@@ -95,13 +95,10 @@ impl<B: Clone> WriteLog<B> {
             let volume = self.volumes.get(&append.attachment);
             let generation = volume.map_or(0, |v| v.generation);
             let record = append.record(generation);
-            // A volume that holds much more than it may, because so much of it is under way, waits; others do not wait for it. Nor do its marks, as far as
-            // that goes: they hold little, and stand for what was answered before.
+            // Others do not wait for a volume that holds too much, nor do its marks.
             let is_mark = append.kind == Kind::Mark;
             let (more, waits) = planned.entry(append.attachment).or_default();
-            let held = volume.map_or(0, |v| v.log.held()).saturating_add(*more);
-            let most = volume.map_or(0, |v| v.throttle.bound() / 4 * if is_mark { 8 } else { 5 });
-            if volume.is_some() && held > 0 && held >= most || *waits && !is_mark {
+            if volume.is_some_and(|v| v.holds_all(*more, is_mark)) || *waits && !is_mark {
                 *waits |= !is_mark;
                 continue;
             }

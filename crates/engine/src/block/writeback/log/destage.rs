@@ -50,10 +50,12 @@ pub enum Asked<B> {
     },
     /// Flush the journal's device: [`WriteLog::journal_flushed`].
     FlushJournal,
-    /// Read these records, so that they are copied out of the way: [`WriteLog::parked`].
+    /// Read these records, so that they are copied out of the way, or count again though they could not be read: [`WriteLog::parked`].
     Park(Parks),
     /// Have the marker say this, with the frontier: [`WriteLog::marked`]. One at a time.
     Mark(Said, u64),
+    /// Look at the marker: [`WriteLog::looked`] if it names no other holder, and [`WriteLog::look_ended`] in any case. One at a time.
+    Look,
 }
 
 /// How a volume is doing.
@@ -123,6 +125,8 @@ struct Takes<'a> {
     bad: Unreadable,
     listing: Option<Unreadable>,
     lists: Option<usize>,
+    /// What cannot be read may be read yet, and there is time: nothing is left out.
+    patient: bool,
     store: Vec<Dirty>,
     flush: bool,
     journal: Option<(u64, u64, Vec<Dirty>)>,
@@ -144,6 +148,7 @@ impl<'a> Takes<'a> {
             bad,
             listing: None,
             lists,
+            patient: false,
             memory,
             attachment,
             volumes,
@@ -174,6 +179,9 @@ impl destager::Effects for Takes<'_> {
         };
         self.listing = fits.then_some(after);
         fits
+    }
+    fn leaves_out(&self) -> bool {
+        !self.patient
     }
     fn joins(&mut self, last: u64) -> bool {
         self.joins = Some(last).filter(|_| self.marked);
@@ -215,12 +223,13 @@ impl<B: Clone> WriteLog<B> {
         let starved = self.full;
         self.destage(now, attachment, out, asks, |volume, takes| {
             if volume.aside || volume.halted {
-                return;
+                return volume.destager.rest(takes);
             }
             let (hurry, anywhere) = volume.presses(now, starved);
             if let Some((age, rate)) = volume.age.zip(volume.speed) {
                 volume.destager.limit(age.window(rate));
             }
+            takes.patient = volume.rereads.is_patient() && !hurry;
             let idle = volume.destager.is_idle();
             volume.destager.step(&volume.log, now, durable, (hurry, anywhere), takes);
             if hurry {
@@ -230,7 +239,8 @@ impl<B: Clone> WriteLog<B> {
                 volume.begins(last);
             }
         });
-        out.extend(self.park(now, attachment).map(Asked::Park));
+        let parks = self.park(now, attachment).or_else(|| self.reread(now, attachment));
+        out.extend(parks.map(Asked::Park));
         self.ask_marker(now, attachment, out, asks);
     }
 
@@ -313,14 +323,17 @@ impl<B: Clone> WriteLog<B> {
     ) {
         let (volumes, starved) = (self.volumes.len(), self.full);
         let lists = self.lists(attachment);
+        let sees = self.volumes.get(&attachment).is_some_and(|volume| self.sees(volume, now));
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         volume.makes_way(now, starved);
         volume.destager.halt(volume.halted);
+        volume.destager.see(sees, volume.aside);
         let bad = (volume.bad.clone(), lists);
         let mut takes = Takes::new(&mut self.memory, attachment, volumes, bad);
         takes.marked = volume.marked;
         let idle = volume.destager.is_idle();
         f(volume, &mut takes);
+        volume.ask_look(now, out);
         if volume.destager.is_idle() {
             if !idle {
                 asks.steps.push(attachment);
@@ -577,6 +590,7 @@ impl Attached {
         };
         // (Where marks alone count, what comes behind the last one rests until the next.)
         let waits = self.wants_marks() && !anywhere && !self.log.is_cut(self.log.acknowledged());
+        let waits = waits || self.awaits_look().is_some();
         let rests =
             self.aside || self.halted || waits || self.lacks_mark((now, durable, starved), part);
         self.throttle.time_left(now, self.log.held()).filter(|_| moves && !rests)

@@ -15,6 +15,7 @@ impl<B: Clone> WriteLog<B> {
         let durable = self.counts_durable();
         let due = |v: &Attached| v.wakes(durable).is_some_and(|at| now >= at);
         asks.steps.extend(self.volumes.iter().filter(|(_, v)| due(v)).map(|(&n, _)| n));
+        asks.steps.extend(self.rereads().filter(|(at, _)| now >= *at).map(|(_, n)| n));
     }
 
     /// Somebody has changed something who writes nothing: what waited for that goes on.
@@ -55,6 +56,8 @@ impl<B: Clone> WriteLog<B> {
         let slow = |v: &Attached| v.is_slowed() && v.log.answerable(written).is_some();
         let look = self.economy.looks().filter(|_| self.volumes.values().any(slow));
         let park = (self.full && self.park_after > now).then_some(self.park_after);
-        flush.into_iter().chain(park).chain(look).chain(self.volumes.values().filter_map(of)).min()
+        let reread = self.rereads().map(|(at, _)| at);
+        let waits = flush.into_iter().chain(park).chain(reread);
+        waits.chain(look).chain(self.volumes.values().filter_map(of)).min()
     }
 }

@@ -265,6 +265,7 @@ pub(super) mod tests {
                 marked: true,
             },
         );
+        log.looked(1, NOW, &mut Asks::default());
         log
     }
 
@@ -536,6 +537,7 @@ pub(super) mod tests {
         let mut asks = Asks::default();
         log.due(half, &mut asks);
         assert_eq!(asks.steps, [1]);
+        log.looked(1, half, &mut asks);
         let out = steps(&mut log, half);
         assert!(matches!(&out[..], [Asked::Journal { last: 1, .. }]), "{out:?}");
     }

@@ -25,7 +25,7 @@ const PARK_TRIES: u32 = 10;
 /// and so long it is waited between two.
 const PARK_PAUSE: Nanos = Nanos::from_secs(1);
 /// Most bytes that are copied at a time.
-const MOST: u64 = 512 << 10;
+pub(super) const MOST: u64 = 512 << 10;
 
 /// A record that is to be copied, and where it lies; `None` of one without payload, or that cannot be read.
 pub type Parks = Vec<(u64, Option<Piece>)>;
@@ -42,6 +42,8 @@ pub(super) struct Parking {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum State {
+    /// Nothing is copied: what counts as lost is read again.
+    Rereading,
     /// The originals are read.
     Reading,
     /// The copy is written.
@@ -52,6 +54,13 @@ enum State {
     Flushing,
 }
 
+impl Parking {
+    /// Nothing is copied: what counts as lost of a volume is read again.
+    pub(super) fn rereads(attachment: u32) -> Parking {
+        Parking { attachment, records: Vec::new(), generation: 0, state: State::Rereading }
+    }
+}
+
 impl<B: Clone> WriteLog<B> {
     /// Which volume is to park something now.
     pub(super) fn parks(&self, now: Nanos) -> Option<u32> {
@@ -60,7 +69,7 @@ impl<B: Clone> WriteLog<B> {
         if self.parking.is_some()
             || now < self.park_after
             || self.closed.is_some()
-            || self.waiting.is_empty()
+            || self.waiting.is_empty() && !self.full
             || !room
         {
             return None;
@@ -126,6 +135,10 @@ impl<B: Clone> WriteLog<B> {
         }
         if self.closed.is_some() {
             return;
+        }
+        if self.parking.take_if(|parking| parking.state == State::Rereading).is_some() {
+            self.was_reread(attachment, &read, asks);
+            return self.form(now, asks);
         }
         // What could not be read may be read later: only what fails again and again is parked as lost.
         let failed = |(_, piece, bytes): &(u64, Option<Piece>, Option<B>)| {
@@ -315,6 +328,7 @@ impl<B: Clone> WriteLog<B> {
             volume.parked.push([sequence, parking.generation]);
             if lost {
                 volume.sums.lose(sequence);
+                volume.rereads.remove(sequence);
             } else {
                 // What could not be read where it was can be read here.
                 found |= volume.find(sequence);

@@ -32,6 +32,8 @@ impl<B: Clone> WriteLog<B> {
             return;
         };
         volume.marks.none_comes();
+        // What of a window has not begun does not begin.
+        asks.steps.push(attachment);
         self.no_marks_wait(attachment);
         self.none_waits(attachment, asks);
     }
@@ -140,6 +142,8 @@ impl<B: Clone> WriteLog<B> {
         volume.throttle = Throttle::new(0, now);
         (volume.stated, volume.marker) = (attach.bound, attach.marker);
         (volume.age, volume.marked) = (attach.age, attach.marked);
+        // Looks of before it was put aside say nothing.
+        volume.looked = super::looked::Looked::default();
         volume.stored = volume.stored.max(attach.frontier);
         (volume.untold, volume.aside) = (true, false);
         #[cfg(feature = "planted")]

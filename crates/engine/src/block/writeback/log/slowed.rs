@@ -30,6 +30,7 @@ impl Attached {
     /// written again, which would hold its clients up; nor one whose epochs end at marks, which may not come before more is written.
     pub(super) fn is_slowed(&self) -> bool {
         let away = self.destager.failures() > 0 || self.aside || self.halted;
+        let away = away || self.awaits_look().is_some();
         let away = away || self.closing.is_some() || self.log.unreadable_bytes() > 0;
         self.slow && !away && !self.wants_marks()
     }

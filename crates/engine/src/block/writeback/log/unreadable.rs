@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use larder_base::Nanos;
 use larder_format::block::write_log::frontier::MAX_UNREADABLE;
 use larder_format::block::write_log::{Extent, SegmentGeometry};
 
@@ -131,8 +132,8 @@ impl Unreadable {
 
 impl<B: Clone> WriteLog<B> {
     /// A stretch that was to be destaged could not be read, or is not what was written. It may be the next time; what fails again and again counts
-    /// as lost: reads of it fail, `any` goes on without it, and other orders stop before it.
-    pub fn unread(&mut self, attachment: u32, dirty: &Dirty) {
+    /// as lost: reads of it fail, it is read again from time to time ([`rereading`](super::rereading)), `any` goes on without it after a minute, and other orders stop before it.
+    pub fn unread(&mut self, now: Nanos, attachment: u32, dirty: &Dirty) {
         let Some(volume) = self.volumes.get_mut(&attachment) else { return };
         // Several stretches of one record that fail at once, as in a reset of the device, are one failure.
         let attempt = volume.destager.attempt();
@@ -146,6 +147,7 @@ impl<B: Clone> WriteLog<B> {
         }
         volume.unread.remove(&dirty.sequence);
         volume.log.lose([dirty.sequence], &mut volume.overlay);
+        volume.rereads.add(now, dirty.sequence);
         volume.destager.makes_anew();
     }
 
@@ -202,6 +204,7 @@ impl<B: Clone> WriteLog<B> {
         }
         let records: Vec<u64> = giving.records.iter().map(|(sequence, _)| *sequence).collect();
         volume.log.give_up(&records, &mut volume.overlay);
+        records.iter().for_each(|sequence| volume.rereads.remove(*sequence));
         let void = volume.log.void().with([], giving.void.listed());
         volume.log.set_void(void.clone());
         let bytes = before.saturating_sub(volume.unreadable_bytes());
@@ -261,6 +264,7 @@ impl super::Attached {
     /// A record lies where it can be read. Returns whether it counted as lost.
     pub(super) fn find(&mut self, sequence: u64) -> bool {
         self.unread.remove(&sequence);
+        self.rereads.remove(sequence);
         self.log.find(sequence, &mut self.overlay)
     }
 
@@ -294,4 +298,4 @@ pub(super) fn forgets(fault: super::Fault) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

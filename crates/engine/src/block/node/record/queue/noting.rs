@@ -512,6 +512,10 @@ impl<H: Host, E: Effects<H>> Effects<H> for NotingFx<'_, E> {
         self.inner.marker_write(attachment, said, frontier);
     }
 
+    fn marker_look(&mut self, attachment: u32) {
+        self.inner.marker_look(attachment);
+    }
+
     fn deliver_zeros(&mut self, ticket: &mut H::Ticket, at: u64, len: u64) {
         self.inner.deliver_zeros(ticket, at, len);
     }
