@@ -45,7 +45,7 @@ fn a_victim_cache_takes_everything_but_what_is_about_to_expire() {
 #[test]
 fn an_empty_flash_takes_what_policies_that_choose_turn_away() {
     for name in POLICY_NAMES {
-        let chooses = ["flashiness", "ghost", "reject_first"].contains(&name);
+        let chooses = ["flashiness", "expected_reads", "ghost", "reject_first"].contains(&name);
         let mut config =
             AdmissionConfig { min_ttl: 60, ..AdmissionConfig::from_name(name).unwrap() };
         config.probability.probability = 0.0;

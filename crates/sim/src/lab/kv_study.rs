@@ -533,6 +533,7 @@ enum Knob {
     RejectFirst,
     Ghost,
     Flashiness { paper: bool },
+    ExpectedReads,
     Ripq,
 }
 
@@ -547,6 +548,7 @@ impl Knob {
             PolicyName::Ghost => Some(Knob::Ghost),
             PolicyName::Flashiness => Some(Knob::Flashiness { paper: false }),
             PolicyName::FlashinessPaper => Some(Knob::Flashiness { paper: true }),
+            PolicyName::ExpectedReads => Some(Knob::ExpectedReads),
         }
     }
 
@@ -556,7 +558,7 @@ impl Knob {
             Knob::Probability => level,
             Knob::WriteRate => level / 2.0,
             Knob::RejectFirst | Knob::Ghost => 0.7,
-            Knob::Flashiness { paper: false } => level / 2.0,
+            Knob::Flashiness { paper: false } | Knob::ExpectedReads => level / 2.0,
             Knob::Flashiness { paper: true } => 0.5,
             // It writes what it takes in, and a part of it again.
             Knob::Ripq => 1.0 + (level / 1.5).log10() / 3.0,
@@ -616,6 +618,12 @@ impl Knob {
                 c.ghost.reads = stage + 1;
                 c.ghost.window = Self::window(position, cell);
             }
+            Knob::ExpectedReads => {
+                c.policy = PolicyName::ExpectedReads;
+                let rate = larder_base::ByteSize(Self::rate(position, cell));
+                c.expected_reads.bytes_per_second = rate;
+                c.expected_reads.size_exponent = cell.plan.size_exponent;
+            }
             Knob::Flashiness { paper } => {
                 c.policy = if paper { PolicyName::FlashinessPaper } else { PolicyName::Flashiness };
                 if paper {
@@ -633,7 +641,7 @@ impl Knob {
 
     fn show(self, stage: u32, position: f64, cell: &Cell<'_>) -> String {
         match self {
-            Knob::Flashiness { paper: false } => {
+            Knob::Flashiness { paper: false } | Knob::ExpectedReads => {
                 format!("bytes_per_second {}", Self::rate(position, cell))
             }
             Knob::Probability => format!("probability {position:.3}"),

@@ -20,7 +20,7 @@ const MIN_ADMISSION: u64 = 64 << 10;
 fn admission_per_object(policy: PolicyName) -> u64 {
     match policy {
         PolicyName::RejectFirst => 16,
-        PolicyName::Flashiness | PolicyName::FlashinessPaper => 30,
+        PolicyName::Flashiness | PolicyName::FlashinessPaper | PolicyName::ExpectedReads => 30,
         PolicyName::Ghost => 43,
         PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => 0,
     }
@@ -111,6 +111,7 @@ impl AdmissionNeed<'_> {
             PolicyName::RejectFirst
             | PolicyName::Ghost
             | PolicyName::Flashiness
+            | PolicyName::ExpectedReads
             | PolicyName::FlashinessPaper => AdmissionNeed::Objects(config),
         }
     }
