@@ -254,7 +254,9 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
         // Asked once: a write that wanted the room may have done so.
-        if victims && (self.wanted.remove(&h.cas) || self.consider(now, hash, &h).is_some()) {
+        if victims
+            && (self.wanted.remove(&(h.hash, h.cas)) || self.consider(now, hash, &h).is_some())
+        {
             let short = self.is_starved();
             match self.stage_one(now, hash, block, &h, sink, report) {
                 // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short

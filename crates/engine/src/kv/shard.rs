@@ -129,9 +129,9 @@ pub struct KvShard<M = Arena> {
     pub(super) scratch: Vec<u8>,
     /// Fingerprints of objects that the last flush took out of DRAM and that nobody has asked for since.
     pub(super) flushed: BTreeSet<u64>,
-    /// CAS uniques of objects that a write would have displaced, and that admission wants on flash: the cleaner takes them there. Those
-    /// of objects that are gone stay until the cleaner has made enough room.
-    pub(super) wanted: BTreeSet<u64>,
+    /// Objects that a write would have displaced, and that admission wants on flash: the cleaner takes them there. Each by its hash in
+    /// DRAM and its CAS unique, which clients may choose. Those of objects that are gone stay until the cleaner has made enough room.
+    pub(super) wanted: BTreeSet<(u32, u64)>,
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
@@ -728,27 +728,28 @@ impl<M: ObjectMemory> KvShard<M> {
         if h.state.has(State::STAGED) || !self.clock_gives_up(now, block, &h, respect) {
             return Displaced::Nothing;
         }
-        let bytes = self.arena.block_bytes(block);
-        let hash = self.hash_of(block, &h);
-        if h.expiry.is_past(now.wall) {
-            self.stats.expired += 1;
-            self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
-            return Displaced::Freed { bytes, judged: false, expired: true };
-        }
-        let mut judged = false;
-        if ask && self.wanted.contains(&h.cas) {
+        let expired = h.expiry.is_past(now.wall);
+        if ask && !expired && self.wanted.contains(&(h.hash, h.cas)) {
             return Displaced::Spared;
         }
+        let bytes = self.arena.block_bytes(block);
+        let hash = self.hash_of(block, &h);
+        if expired {
+            self.stats.expired += 1;
+            self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
+            return Displaced::Freed { bytes, judged: false, expired };
+        }
+        let mut judged = false;
         if ask {
             judged = self.consider(now, hash, &h).is_none();
             if !judged && self.wanted.len() < MOST_WANTED {
-                self.wanted.insert(h.cas);
+                self.wanted.insert((h.hash, h.cas));
                 return Displaced::Spared;
             }
         }
         self.evict(now, hash, block, &h);
-        self.wanted.remove(&h.cas);
-        Displaced::Freed { bytes, judged, expired: false }
+        self.wanted.remove(&(h.hash, h.cas));
+        Displaced::Freed { bytes, judged, expired }
     }
 
     pub(super) fn count_eviction(&mut self, now: Now, block: Block, h: &ObjectHeader) {

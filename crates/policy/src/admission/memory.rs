@@ -1,4 +1,4 @@
-//! What is remembered of keys after they left DRAM: a set-associative table of one word per key.
+//! What is remembered of keys after they left DRAM: a set-associative table of three bytes per key.
 
 use larder_base::{LazyWords, Nanos};
 
@@ -10,12 +10,18 @@ const ENTRY_BYTES: usize = 3;
 const SET_WORDS: usize = 8;
 /// Percent of the words in use from which on a memory that grows is an array.
 const WHOLE_FROM: usize = 60;
-/// An epoch passes with every such part of as many writes as there are places.
+/// An epoch passes when as many different keys were written in it as are such a part of the places. Keys that are written again and
+/// again make no others forgotten.
 const EPOCHS_PER_TURN: u64 = 16;
-/// Epochs that five bits tell apart, and those after which an unwritten key is forgotten: its set is written long before its epoch
-/// comes round.
+/// Epochs that five bits tell apart, and those after which an unwritten key is forgotten.
 const EPOCHS: usize = 32;
 const KEPT: u32 = 24;
+/// With every so many keys that an epoch counts, the next set forgets such keys: all sets do within 6 or 7 epochs, so that none of a
+/// key's epochs comes round.
+const SWEEP_EVERY: u64 = 8;
+const _: () = assert!(
+    KEPT as u64 + 1 + (SWEEP_EVERY * EPOCHS_PER_TURN).div_ceil(WAYS as u64) < EPOCHS as u64
+);
 /// What the levels of a count stand for.
 const COUNTS: [u8; 4] = [0, 1, 2, 4];
 /// The shortest time away that is told from none is 2^6 ms; a level is one and a half octaves.
@@ -35,9 +41,13 @@ pub(crate) struct KeyMemory {
     entries: LazyWords,
     sets: u64,
     epoch: usize,
-    /// Writes in the present epoch, and in one that is over.
-    writes: u64,
+    /// Keys that were written in the present epoch, and in one that is over.
+    keys: u64,
     per_epoch: u64,
+    /// The set that forgets next.
+    sweep: u64,
+    /// All writes.
+    writes: u64,
     /// When each began.
     starts: [Nanos; EPOCHS],
 }
@@ -100,8 +110,10 @@ impl KeyMemory {
             entries: LazyWords::whole(sets as usize * SET_WORDS),
             sets,
             epoch: 0,
-            writes: 0,
+            keys: 0,
             per_epoch: (sets * WAYS as u64).div_ceil(EPOCHS_PER_TURN),
+            sweep: 0,
+            writes: 0,
             starts: [Nanos::ZERO; EPOCHS],
         }
     }
@@ -123,14 +135,19 @@ impl KeyMemory {
         (self.epoch as u32).wrapping_sub(bits) & (EPOCHS as u32 - 1)
     }
 
-    /// The key's set, as it is, and which of its entries is the key's.
-    #[inline]
-    fn find(&self, start: usize, tag: u32) -> (Set, Option<usize>) {
+    fn load(&self, start: usize) -> Set {
         let words = self.entries.line(start);
         let mut set = Set([0; SET_WORDS * 8]);
         for (bytes, word) in set.0.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
+        set
+    }
+
+    /// The key's set, as it is, and which of its entries is the key's.
+    #[inline]
+    fn find(&self, start: usize, tag: u32) -> (Set, Option<usize>) {
+        let set = self.load(start);
         let known = (0..WAYS).find(|&way| {
             let bits = set.entry(way);
             bits >> 14 == tag && self.age(bits) < KEPT
@@ -198,9 +215,12 @@ impl KeyMemory {
 
     /// The key was written.
     pub(crate) fn write(&mut self, fingerprint: u64, update: bool, now: Nanos) {
-        self.pass(now);
+        self.writes += 1;
         let (start, tag) = self.place(fingerprint);
         let (mut set, known) = self.find(start, tag);
+        if known.is_none_or(|way| self.age(set.entry(way)) > 0) {
+            self.pass(now);
+        }
         if let Some(way) = known {
             let mut e = Entry::unpack(set.entry(way));
             if e.missed && !update {
@@ -229,24 +249,35 @@ impl KeyMemory {
             let new = Entry { tag, refetches: 0, updates: 0, missed: false, away: 0, last };
             set.put(victim, new.pack());
         }
-        // What was not written for so long is forgotten, before it looks young again.
+        self.forget_old(&mut set);
+        self.save(start, &set);
+    }
+
+    /// Empties the places of keys that were not written for so long.
+    fn forget_old(&self, set: &mut Set) {
         for way in 0..WAYS {
             let bits = set.entry(way);
             if bits != 0 && self.age(bits) >= KEPT {
                 set.put(way, 0);
             }
         }
-        self.save(start, &set);
     }
 
-    /// Counts a write, with which an epoch may begin.
+    /// Counts a key that was not written in this epoch before, with which the next may begin.
     fn pass(&mut self, now: Nanos) {
         if self.starts[self.epoch] == Nanos::ZERO {
             self.starts[self.epoch] = now;
         }
-        self.writes += 1;
-        if self.writes >= self.per_epoch {
-            self.writes = 0;
+        self.keys += 1;
+        if self.keys.is_multiple_of(SWEEP_EVERY) || self.keys >= self.per_epoch {
+            let start = self.sweep as usize * SET_WORDS;
+            let mut set = self.load(start);
+            self.forget_old(&mut set);
+            self.save(start, &set);
+            self.sweep = (self.sweep + 1) % self.sets;
+        }
+        if self.keys >= self.per_epoch {
+            self.keys = 0;
             self.epoch = (self.epoch + 1) % EPOCHS;
             self.starts[self.epoch] = now;
         }
@@ -259,11 +290,11 @@ impl KeyMemory {
         Nanos(from.0 + to.0.saturating_sub(from.0) / 2)
     }
 
-    /// The level after one more: three become four in the mean.
+    /// The level after one more: of those at two, half.
     fn counted(&self, level: u32) -> u32 {
         match level {
             0 | 1 => level + 1,
-            2 => 2 + (self.writes & 1) as u32,
+            2 => 2 + (self.writes.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63) as u32,
             _ => 3,
         }
     }
@@ -379,8 +410,8 @@ mod tests {
             m.find(start, tag).1.is_some()
         };
         assert!(old.iter().all(|&k| knows(&m, k)));
-        // A few keys are written again and again, so that nothing is displaced; all sets have one.
-        let few: Vec<u64> = (0..1000).map(|_| rng.next_u64()).collect();
+        // A few keys are written again and again, so that nothing is displaced, and half of the sets have none of them.
+        let few: Vec<u64> = (0..1000).map(|_| rng.next_u64() / 2).collect();
         let mut round = 0;
         while round < 200 {
             for &k in &few {
@@ -392,6 +423,30 @@ mod tests {
                 assert!(known < 12, "{round}: {known}");
             }
         }
+    }
+
+    /// Counters that change all the time leave the others' past alone.
+    #[test]
+    fn a_few_keys_that_are_written_again_and_again_make_no_others_forgotten() {
+        let mut m = KeyMemory::new(2100, 1 << 20);
+        let mut rng = Rng::new(7);
+        let keys: Vec<u64> = (0..1000).map(|_| rng.next_u64()).collect();
+        for i in 0..100_000u64 {
+            if let Some(&k) = keys.get(i as usize) {
+                m.write(k, false, Nanos::from_millis(i));
+            }
+            m.write(spread(i % 20), true, Nanos::from_millis(i));
+        }
+        let known = keys.iter().filter(|&&k| {
+            let (start, tag) = m.place(k);
+            m.find(start, tag).1.is_some()
+        });
+        assert!(known.count() > 990);
+        assert_eq!(m.recall(spread(3)).updates, 4);
+    }
+
+    fn spread(n: u64) -> u64 {
+        Rng::new(n).next_u64()
     }
 
     #[test]

@@ -250,6 +250,11 @@ fn least_arena(max_item: u64) -> u64 {
     max_item + max_item / 4 + 4096
 }
 
+/// What objects have of `memory` at least.
+fn least_objects(memory: u64) -> u64 {
+    MIN_ARENA.max(memory / 16)
+}
+
 /// The smallest segment, bytes.
 const LEAST_SEGMENT: u64 = 64 << 10;
 
@@ -355,7 +360,7 @@ impl Plan {
             if kept.is_some() {
                 needed = needed.max(MIN_ARENA).max(2 * (2 * segment / n));
             }
-            let least_objects = MIN_ARENA.max(memory / 16);
+            let least_objects = least_objects(memory);
             // What cannot be served otherwise is served with less admission.
             let objects = memory_of((needed * n).max(least_objects), n);
             let admission = beside.admission(admission, memory, n, &of, objects);
@@ -400,14 +405,14 @@ impl Plan {
             expected: flash.capacity() / object.max(64),
         };
         let buckets = of.buckets(n, None);
-        let objects = memory_of(arena * n, n);
         let divided = |memory: u64| {
             let beside = Beside::of(memory, n, &of, buckets);
+            let objects = memory_of(least_objects(memory), n);
             let admission = beside.admission(need, memory, n, &of, objects);
             (beside, admission)
         };
-        // The least memory that leaves so much. What is beside grows more slowly than the memory, so there is one.
-        let (mut low, mut high) = (0, objects);
+        // The least memory that leaves so much. What is beside grows by at most a third of the memory, so there is one.
+        let (mut low, mut high) = (0, memory_of(arena * n, n));
         loop {
             let (beside, admission) = divided(high);
             if arena_of(high, beside.sum() + admission, n) >= arena {
