@@ -81,8 +81,8 @@ impl Builder {
         self
     }
 
-    /// Which objects are worth a write to flash: `flashiness`, `flashiness_paper`, `ghost`, `reject_first`, `probability`, `write_rate`
-    /// or `all`. [`Builder::open`] refuses any other.
+    /// Which objects are worth a write to flash: `flashiness`, `flashiness_paper`, `expected_reads`, `ghost`, `reject_first`,
+    /// `probability`, `write_rate` or `all`. [`Builder::open`] refuses any other.
     #[must_use]
     pub fn admission(mut self, policy: &str) -> Builder {
         self.admission = AdmissionConfig::from_name(policy);

@@ -284,6 +284,7 @@ fn the_library_and_the_simulator_decide_and_write_the_same() {
     for policy in [
         "flashiness",
         "flashiness_paper",
+        "expected_reads",
         "ghost",
         "reject_first",
         "probability",

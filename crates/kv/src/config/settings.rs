@@ -206,11 +206,11 @@ pub struct Settings {
         default_value_t = ByteSize(defaults::OBJECT_SIZE.into())
     )]
     pub flash_object_size: ByteSize,
-    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate or all; a file may
-    /// have a table instead, with the policy's parameters
+    /// Which objects go to flash: flashiness, flashiness_paper, expected_reads, ghost, reject_first, probability, write_rate or all;
+    /// a file may have a table instead, with the policy's parameters
     #[arg(long, value_name = "POLICY", help_heading = "Flash")]
     pub admission: Option<AdmissionSetting>,
-    /// Which hits flashiness seeks where a write budget is held: requests or bytes
+    /// Which hits are sought, by expected_reads, and by flashiness where a write budget is held: requests or bytes
     #[arg(long, value_name = "WHICH", help_heading = "Flash")]
     pub admission_objective: Option<Objective>,
     /// How many bits of rank each object has: 1 or 2

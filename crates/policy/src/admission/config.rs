@@ -214,11 +214,11 @@ pub struct ExpectedReadsConfig {
     /// Which hits are sought. Default requests.
     pub objective: Objective,
     /// Objects are ranked by the reads expected of them over this power of their size: 0 ignores the size, 1 ranks per byte. By the
-    /// objective: 1, or 0 for bytes.
+    /// objective: 0.5, which gave most hits by number at equal writes in the measurements, or 0 for bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_exponent: Option<f32>,
     /// 0..=10: an object is admitted only if the reads expected of it are worth this many times those that what is about to leave flash
-    /// would still have had in the same room. Default 1.
+    /// would still have had in the same room. Less writes more. Default 0.5.
     pub price: f32,
     /// Least reads to be expected of what is admitted. Default 0.1.
     pub least: f32,
@@ -232,7 +232,7 @@ impl Default for ExpectedReadsConfig {
         ExpectedReadsConfig {
             objective: Objective::default(),
             size_exponent: None,
-            price: 1.0,
+            price: 0.5,
             least: 0.1,
             bytes_per_second: ByteSize(0),
         }
@@ -243,7 +243,7 @@ impl ExpectedReadsConfig {
     /// The power of its size that what is expected of an object is divided by.
     pub fn exponent(&self) -> f32 {
         self.size_exponent.unwrap_or(match self.objective {
-            Objective::Requests => 1.0,
+            Objective::Requests => 0.5,
             Objective::Bytes => 0.0,
         })
     }
@@ -474,8 +474,18 @@ impl AdmissionConfig {
         let e = &self.expected_reads;
         let x = e.exponent();
         check((0.0..=2.0).contains(&x), "expected_reads.size_exponent", &x, "between 0 and 2")?;
-        check((0.0..=10.0).contains(&e.price), "expected_reads.price", &e.price, "between 0 and 10")?;
-        check((0.0..=100.0).contains(&e.least), "expected_reads.least", &e.least, "between 0 and 100")?;
+        check(
+            (0.0..=10.0).contains(&e.price),
+            "expected_reads.price",
+            &e.price,
+            "between 0 and 10",
+        )?;
+        check(
+            (0.0..=100.0).contains(&e.least),
+            "expected_reads.least",
+            &e.least,
+            "between 0 and 100",
+        )?;
         let f = &self.flashiness;
         check(f.reads >= 1, "flashiness.reads", &f.reads, "at least 1")?;
         check(f.min_score.is_finite(), "flashiness.min_score", &f.min_score, "a finite number")?;

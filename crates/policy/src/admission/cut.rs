@@ -49,7 +49,8 @@ pub(super) struct Cut<S> {
 impl<S: Copy> Cut<S> {
     /// Bytes that a cut takes of `memory`.
     pub(super) fn bytes_of(memory: usize) -> usize {
-        (memory / 32 / size_of::<Offered<S>>()).clamp(REMEMBERED.0, REMEMBERED.1) * size_of::<Offered<S>>()
+        (memory / 32 / size_of::<Offered<S>>()).clamp(REMEMBERED.0, REMEMBERED.1)
+            * size_of::<Offered<S>>()
     }
 
     /// A cut that holds `rate` bytes per second, in [`Cut::bytes_of`] `memory`.
@@ -164,7 +165,12 @@ mod tests {
     use super::*;
 
     /// Offers `count` candidates of 100 bytes, one a millisecond; returns those admitted and their mean score.
-    fn offer(cut: &mut Cut<u16>, from: u64, count: u64, score: impl Fn(&mut Rng) -> u16) -> (u64, f64) {
+    fn offer(
+        cut: &mut Cut<u16>,
+        from: u64,
+        count: u64,
+        score: impl Fn(&mut Rng) -> u16,
+    ) -> (u64, f64) {
         let mut rng = Rng::new(from + 1);
         let (mut admitted, mut sum) = (0, 0.0);
         for i in 0..count {

@@ -19,9 +19,9 @@ mod write_rate;
 
 pub use crate::learn::Features;
 pub use config::{
-    AdmissionConfig, AdmissionError, ExpectedReadsConfig, FlashinessConfig, GhostConfig, HistoryKind, Objective,
-    POLICY_NAMES, PolicyName, ProbabilityConfig, RejectFirstConfig, SampleAt, Setup,
-    WriteRateConfig,
+    AdmissionConfig, AdmissionError, ExpectedReadsConfig, FlashinessConfig, GhostConfig,
+    HistoryKind, Objective, POLICY_NAMES, PolicyName, ProbabilityConfig, RejectFirstConfig,
+    SampleAt, Setup, WriteRateConfig,
 };
 pub use expected::ExpectedReads;
 pub use flashiness::Flashiness;

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use larder_base::{AppId, Nanos, ObjectHash};
 
 use super::{
-    Access, AdmissionConfig, AdmissionError, All, Candidate, Departure, ExpectedReads, Features, Flashiness,
-    Ghost, PolicyName, Pool, Probability, Reason, RejectFirst, Setup, Verdict, WriteRate,
+    Access, AdmissionConfig, AdmissionError, All, Candidate, Departure, ExpectedReads, Features,
+    Flashiness, Ghost, PolicyName, Pool, Probability, Reason, RejectFirst, Setup, Verdict,
+    WriteRate,
 };
 use crate::learn::{Model, TrainingSet};
 
@@ -233,10 +234,9 @@ impl Admission {
             PolicyName::FlashinessPaper => {
                 Policy::Flashiness(Box::new(Flashiness::new(&config.flashiness, true, setup)?))
             }
-            PolicyName::ExpectedReads => Policy::ExpectedReads(Box::new(ExpectedReads::new(
-                &config.expected_reads,
-                setup,
-            )?)),
+            PolicyName::ExpectedReads => {
+                Policy::ExpectedReads(Box::new(ExpectedReads::new(&config.expected_reads, setup)?))
+            }
         };
         // A rate or a chance that is asked for holds from the first byte on. Where any object in DRAM may move, admitting
         // all would empty DRAM of what is hot.

@@ -331,6 +331,7 @@ impl<'a> Cell<'a> {
     fn trained(&self, mut admission: AdmissionConfig) -> AdmissionConfig {
         admission.flashiness.training.class_weights = self.plan.class_weights;
         admission.flashiness.objective = self.plan.objective;
+        admission.expected_reads.objective = self.plan.objective;
         admission
     }
 
@@ -623,6 +624,7 @@ impl Knob {
                 let rate = larder_base::ByteSize(Self::rate(position, cell));
                 c.expected_reads.bytes_per_second = rate;
                 c.expected_reads.size_exponent = cell.plan.size_exponent;
+                c.expected_reads.price = cell.plan.price;
             }
             Knob::Flashiness { paper } => {
                 c.policy = if paper { PolicyName::FlashinessPaper } else { PolicyName::Flashiness };

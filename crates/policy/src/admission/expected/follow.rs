@@ -262,8 +262,7 @@ mod tests {
         }
         assert_eq!(ended(&mut follow, secs(3000)), []);
         let all = ended(&mut follow, secs(3601));
-        let became =
-            Became { like: like(0), log2_size: 8.0, admitted: true, reads: 4, late: 2 };
+        let became = Became { like: like(0), log2_size: 8.0, admitted: true, reads: 4, late: 2 };
         assert_eq!(all, [became]);
         assert_eq!(ended(&mut follow, secs(9999)), []);
     }
@@ -295,7 +294,12 @@ mod tests {
             let key = Rng::new(round).next_u64();
             let begin = secs(round * 4000);
             for n in 0..JUDGED {
-                follow.judged(key, begin + secs(u64::from(n)), HOUR, (like(n.min(2)), f32::from(n as u16), false));
+                follow.judged(
+                    key,
+                    begin + secs(u64::from(n)),
+                    HOUR,
+                    (like(n.min(2)), f32::from(n as u16), false),
+                );
             }
             for became in ended(&mut follow, begin + secs(3700)) {
                 counts[became.log2_size as usize] += 1;

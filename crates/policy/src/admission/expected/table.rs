@@ -157,7 +157,12 @@ impl Table {
     pub(super) fn new(memory: usize) -> Table {
         let cells = |count: usize| vec![Cell::default(); count].into_boxed_slice();
         let fine = if FINE * size_of::<Cell>() <= memory { FINE } else { 0 };
-        Table { all: Cell::default(), coarse: cells(COARSE), middle: cells(MIDDLE), fine: cells(fine) }
+        Table {
+            all: Cell::default(),
+            coarse: cells(COARSE),
+            middle: cells(MIDDLE),
+            fine: cells(fine),
+        }
     }
 
     /// Bytes of one of `memory`.
