@@ -19,8 +19,8 @@ const MIN_ADMISSION: u64 = 64 << 10;
 /// `ghost`, and `flashiness` takes 61 for the keys of two.
 fn admission_per_object(policy: PolicyName) -> u64 {
     match policy {
-        PolicyName::RejectFirst => 16,
-        PolicyName::Flashiness | PolicyName::FlashinessPaper | PolicyName::ExpectedReads => 30,
+        PolicyName::RejectFirst | PolicyName::ExpectedReads => 16,
+        PolicyName::Flashiness | PolicyName::FlashinessPaper => 30,
         PolicyName::Ghost => 43,
         PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => 0,
     }

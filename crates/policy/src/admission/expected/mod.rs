@@ -104,9 +104,9 @@ impl ExpectedReads {
             return Err(AdmissionError::Memory { policy, need, given: setup.memory });
         }
         let mut rng = Rng::new(setup.seed);
-        // A quarter for the objects that are followed, at most a quarter for the table, the rest for keys.
-        let follow =
-            Follow::new((setup.memory / 4).min(MOST_FOLLOWED * Follow::BYTES), rng.next_u64());
+        // An eighth for the objects that are followed, at most a quarter for the table, the rest for keys.
+        let followed = (setup.memory / 8).min(MOST_FOLLOWED * Follow::BYTES);
+        let follow = Follow::new(followed, rng.next_u64());
         let table = Table::new(setup.memory / 4);
         let rate = match config.bytes_per_second.0 {
             0 => setup.budget_rate.filter(|rate| rate.is_finite() && *rate > 0.0),
