@@ -121,9 +121,17 @@ impl AdmissionNeed<'_> {
         match self {
             AdmissionNeed::Nothing => 0,
             AdmissionNeed::Objects(config) => {
-                let window = config.window_bytes(shards).saturating_mul(shards);
-                (objects.saturating_mul(admission_per_object(config.policy)) / 10).max(window)
+                let usual = objects.saturating_mul(admission_per_object(config.policy)) / 10;
+                usual.max(self.window(shards))
             }
+        }
+    }
+
+    /// Bytes that a window takes which is stated.
+    fn window(self, shards: u64) -> u64 {
+        match self {
+            AdmissionNeed::Nothing => 0,
+            AdmissionNeed::Objects(config) => config.window_bytes(shards).saturating_mul(shards),
         }
     }
 }
@@ -428,8 +436,11 @@ impl Plan {
                 false => low = memory,
             }
         }
-        let (beside, admission) = divided(high);
-        Self::laid_out(high, arena, shards, max_item, &of, &beside, admission)
+        let (beside, usual) = divided(high);
+        // A window that is stated has what it takes, where a server would refuse it for want of memory.
+        let admission = usual.max(need.window(n));
+        let memory = high + (admission - usual);
+        Self::laid_out(memory, arena, shards, max_item, &of, &beside, admission)
     }
 
     fn laid_out(

@@ -145,4 +145,19 @@ mod tests {
             }
         }
     }
+
+    /// Where a server would refuse it for want of memory.
+    #[test]
+    fn a_window_that_is_stated_has_what_it_takes() {
+        for policy in ["ghost", "reject_first"] {
+            let mut config = AdmissionConfig::from_name(policy).unwrap();
+            (config.ghost.window, config.reject_first.window) = (1 << 20, 1 << 20);
+            let (dram, flash, object, max_item) = (1 << 20, 4 << 20, 320, 4096);
+            let study = Study { dram, flash, segment: 64 << 10, shards: 1, object, max_item };
+            let (p, _) = study.divide(AdmissionNeed::of(&config), 1).unwrap();
+            assert!(p.admission_bytes as u64 >= config.window_bytes(1), "{policy}: {p:?}");
+            assert_eq!(p.arena_bytes as u64, dram);
+            assert!(p.memory > p.fixed + dram, "{policy}: {p:?}");
+        }
+    }
 }
