@@ -16,9 +16,9 @@ const EPOCHS_PER_TURN: u64 = 16;
 /// Epochs that five bits tell apart, and those after which an unwritten key is forgotten.
 const EPOCHS: usize = 32;
 const KEPT: u32 = 24;
-/// With every so many keys that an epoch counts, the next set forgets such keys: all sets do within 6 or 7 epochs, so that none of a
+/// With every so many keys that an epoch counts, the next set forgets such keys: all sets do within five epochs, so that none of a
 /// key's epochs comes round.
-const SWEEP_EVERY: u64 = 8;
+const SWEEP_EVERY: u64 = 6;
 const _: () = assert!(
     KEPT as u64 + 1 + (SWEEP_EVERY * EPOCHS_PER_TURN).div_ceil(WAYS as u64) < EPOCHS as u64
 );
