@@ -12,7 +12,7 @@ use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Tu
 use larder_engine::kv::record::{
     AppsSetup, LogSetup, RecordedShard, RunSetup, ShardSeed, ShardSetup,
 };
-use larder_engine::kv::{IoFailed, SegmentIo};
+use larder_engine::kv::{IndexFull, IoFailed, SegmentIo};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 use larder_policy::learn::TrainingSet;
@@ -54,14 +54,22 @@ impl StateIo for Sponge {
     }
 }
 
-impl MaintenanceEffects for Sponge {
+/// Notes when the flash index is said to be too small, and when it is not any more.
+#[derive(Default)]
+struct Told(Vec<Option<IndexFull>>);
+
+impl MaintenanceEffects for Told {
     fn train(&mut self, _: TrainingSet, _: u64) {}
+    fn index_full(&mut self, full: Option<IndexFull>) {
+        self.0.push(full);
+    }
 }
 
 /// A node of one shard, and its maintenance.
 struct One {
     node: Node<Single>,
     maintenance: Maintenance<Vec<u8>>,
+    told: Told,
 }
 
 impl One {
@@ -112,7 +120,7 @@ impl One {
         };
         let node = Node::new(&setup, None, [setup.build_shard(0).unwrap()]).unwrap();
         let maintenance = Maintenance::new(&node, setup.build_log().unwrap(), 1, 0);
-        One { node, maintenance }
+        One { node, maintenance, told: Told::default() }
     }
 
     fn shard(&self) -> impl DerefMut<Target = RecordedShard> + '_ {
@@ -120,8 +128,8 @@ impl One {
     }
 
     fn clean(&mut self) {
-        let One { node, maintenance } = self;
-        while maintenance.turn(NOW, node, &mut Sponge, &mut Sponge) == Turn::Again {}
+        let One { node, maintenance, told } = self;
+        while maintenance.turn(NOW, node, &mut Sponge, told) == Turn::Again {}
     }
 }
 
@@ -210,7 +218,7 @@ fn a_set_finds_room_though_what_is_staged_lies_everywhere() {
     shards.shard().validate().unwrap();
     // What the large one displaced is nowhere; what it did not is published, and nothing else.
     let before = shards.shard().dram_objects();
-    let One { node, maintenance } = &mut shards;
+    let One { node, maintenance, .. } = &mut shards;
     maintenance.drain(NOW, node, &mut Sponge);
     shards.shard().validate().unwrap();
     assert!(shards.shard().dram_objects() < before);
@@ -308,4 +316,39 @@ fn what_leaves_dram_unjudged_is_counted() {
     }
     let s = *shards.shard().stats();
     assert!(s.evictions > 5_000 && s.evictions_unjudged == s.evictions, "{s:?}");
+}
+
+/// An index that was sized for larger objects than come loses some of what is on flash: that is told at once, with the size that would
+/// do, and when it is over.
+#[test]
+fn a_flash_index_that_is_too_small_is_told() {
+    let mut shards = One::new();
+    let fill = |shards: &mut One, keys: std::ops::Range<u64>, value: usize| {
+        let value = vec![b'v'; value];
+        for key in keys {
+            set(shards, key, &value);
+            if key % 16 == 0 {
+                shards.clean();
+            }
+        }
+    };
+    // 7,000 find room on flash, and the index has some for 20,000.
+    fill(&mut shards, 0..15_000, 1000);
+    assert!(shards.told.0.is_empty() && shards.node.index_full().is_none());
+    // Some 40,000 would.
+    let before = *shards.shard().stats();
+    fill(&mut shards, 100_000..200_000, 150);
+    let s = *shards.shard().stats();
+    assert!(s.forced_evictions > 5_000, "{s:?}");
+    let full = shards.node.index_full().unwrap();
+    assert!((300..500).contains(&full.sized_for), "{full:?}");
+    let objects = s.flash_written_objects - before.flash_written_objects;
+    let mean = (s.flash_written_bytes - before.flash_written_bytes) / objects;
+    assert!(full.fits.abs_diff(mean) < mean / 5 && full.lost > 0.2, "{full:?}, {mean}");
+    assert_eq!(shards.node.totals(NOW.mono).index_full, Some(full));
+    assert!(shards.told.0.len() == 1 && shards.told.0[0].is_some(), "{:?}", shards.told.0);
+    fill(&mut shards, 300_000..360_000, 1000);
+    assert!(shards.node.index_full().is_none());
+    assert!(shards.told.0.len() == 2 && shards.told.0[1].is_none(), "{:?}", shards.told.0);
+    shards.shard().validate().unwrap();
 }

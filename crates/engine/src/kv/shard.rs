@@ -9,6 +9,7 @@ use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure, Po
 use super::access_times::AccessTimes;
 use super::api::{Effects, Item, Location, Request, Tier};
 use super::config::{ClockMode, ShardConfig};
+use super::index_room::IndexRoom;
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
 use crate::dram::{
@@ -102,6 +103,7 @@ pub struct KvShard<M = Arena> {
     /// Where the search for flash-worthy objects goes on: always the start of a block.
     pub(super) scan: Block,
     pub(super) index: FlashIndex,
+    pub(super) index_room: IndexRoom,
     /// Generation of each segment's present filling as this shard was told; 0 when nothing of it may be read.
     pub(super) generations: Box<[u64]>,
     /// Index entries per segment.
@@ -217,6 +219,7 @@ impl<M: ObjectMemory> KvShard<M> {
             hand: arena.first(),
             scan: arena.first(),
             arena,
+            index_room: IndexRoom::new(FlashIndex::objects_for(index.buckets())),
             index,
             generations: vec![0; segments].into_boxed_slice(),
             live: vec![0; segments].into_boxed_slice(),
@@ -325,6 +328,16 @@ impl<M: ObjectMemory> KvShard<M> {
     /// The flash index, to look at.
     pub fn index(&self) -> &FlashIndex {
         &self.index
+    }
+
+    /// Bytes of DRAM whose objects are in a segment that is not durable yet.
+    pub fn staged_bytes(&self) -> usize {
+        self.staged_bytes
+    }
+
+    /// The share of objects coming to flash that force others out of the index, while it is too small; else 0.
+    pub fn index_short(&self) -> f64 {
+        self.index_room.short()
     }
 
     /// The flash index's words, for a checkpoint.

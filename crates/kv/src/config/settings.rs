@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::ArgAction::SetFalse;
 use larder_base::ByteSize;
+use larder_engine::kv::ClockMode;
 use larder_engine::kv::node::defaults;
 use larder_policy::admission::{AdmissionConfig, Objective};
 use larder_settings::{
@@ -16,6 +17,11 @@ use super::ApplicationsTable;
 use super::tables::{self, AdmissionSetting};
 use super::{BUFFER_LIMIT, CaptureConfig, DEFAULT_HTTP, DEFAULT_PORT};
 
+/// What a read does to a rank unless it is stated.
+const CLOCK_MODE: &str = match defaults::CLOCK_MODE {
+    ClockMode::SetMax => "set-max",
+    ClockMode::Increment => "increment",
+};
 /// Bits of rank that the engine's largest rank takes.
 const CLOCK_BITS: u8 = defaults::CLOCK_MAX.ilog2() as u8 + 1;
 
@@ -198,7 +204,8 @@ pub struct Settings {
     /// Format the flash whatever it holds, a file with another --flash-size too: everything on it is lost
     #[arg(long, help_heading = "Flash")]
     pub format_flash: bool,
-    /// Mean size of an object on flash (key, value, header), for which the index is sized
+    /// Mean size of an object on flash (key, value, header), for which the index is sized: where objects are smaller, some are lost, and
+    /// an alarm says which size would do
     #[arg(
         long,
         value_name = "SIZE",
@@ -217,7 +224,7 @@ pub struct Settings {
     #[arg(long, value_name = "N", help_heading = "Flash", default_value_t = CLOCK_BITS)]
     pub clock_bits: u8,
     /// What a read does to an object's rank: set-max (LRU-like) or increment (MFU-like)
-    #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = "set-max")]
+    #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = CLOCK_MODE)]
     pub clock_mode: String,
     /// How flash is read: auto, uring or threads
     #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = "auto")]

