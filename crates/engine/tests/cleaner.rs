@@ -12,7 +12,7 @@ use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Tu
 use larder_engine::kv::record::{
     AppsSetup, LogSetup, RecordedShard, RunSetup, ShardSeed, ShardSetup,
 };
-use larder_engine::kv::{IoFailed, SegmentIo};
+use larder_engine::kv::{IndexFull, IoFailed, SegmentIo};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 use larder_policy::learn::TrainingSet;
@@ -54,18 +54,30 @@ impl StateIo for Sponge {
     }
 }
 
-impl MaintenanceEffects for Sponge {
+/// Notes when the flash index is said to be too small, and when it is not any more.
+#[derive(Default)]
+struct Told(Vec<Option<IndexFull>>);
+
+impl MaintenanceEffects for Told {
     fn train(&mut self, _: TrainingSet, _: u64) {}
+    fn index_full(&mut self, full: Option<IndexFull>) {
+        self.0.push(full);
+    }
 }
 
 /// A node of one shard, and its maintenance.
 struct One {
     node: Node<Single>,
     maintenance: Maintenance<Vec<u8>>,
+    told: Told,
 }
 
 impl One {
     fn new() -> One {
+        One::with("all")
+    }
+
+    fn with(policy: &str) -> One {
         let setup = RunSetup {
             kv: RunSetup::VERSION,
             larder: String::new(),
@@ -86,12 +98,15 @@ impl One {
                 access_times: 16,
                 buckets: FlashIndex::buckets_for(20_000),
                 admission_memory: 64 << 10,
-                objects: 1000,
+                objects: 32_000,
                 share_bits: 1f64.to_bits(),
                 budget_rate_bits: None,
             },
             shards: vec![ShardSeed { cas_base: 0, seed: 1 }],
-            admission: AdmissionConfig::from_name("all").unwrap(),
+            admission: AdmissionConfig {
+                first_fill: false,
+                ..AdmissionConfig::from_name(policy).unwrap()
+            },
             applications: AppsSetup::default(),
             log: Some(LogSetup {
                 hot_percent: 70,
@@ -105,7 +120,7 @@ impl One {
         };
         let node = Node::new(&setup, None, [setup.build_shard(0).unwrap()]).unwrap();
         let maintenance = Maintenance::new(&node, setup.build_log().unwrap(), 1, 0);
-        One { node, maintenance }
+        One { node, maintenance, told: Told::default() }
     }
 
     fn shard(&self) -> impl DerefMut<Target = RecordedShard> + '_ {
@@ -113,8 +128,8 @@ impl One {
     }
 
     fn clean(&mut self) {
-        let One { node, maintenance } = self;
-        while maintenance.turn(NOW, node, &mut Sponge, &mut Sponge) == Turn::Again {}
+        let One { node, maintenance, told } = self;
+        while maintenance.turn(NOW, node, &mut Sponge, told) == Turn::Again {}
     }
 }
 
@@ -203,7 +218,7 @@ fn a_set_finds_room_though_what_is_staged_lies_everywhere() {
     shards.shard().validate().unwrap();
     // What the large one displaced is nowhere; what it did not is published, and nothing else.
     let before = shards.shard().dram_objects();
-    let One { node, maintenance } = &mut shards;
+    let One { node, maintenance, .. } = &mut shards;
     maintenance.drain(NOW, node, &mut Sponge);
     shards.shard().validate().unwrap();
     assert!(shards.shard().dram_objects() < before);
@@ -243,7 +258,54 @@ fn expired_objects_leave_though_nobody_asks() {
     assert_eq!(shards.shard().stats().evictions, 0);
 }
 
-/// A write that finds no room takes what admission was never asked about: that is counted, for an operator to see.
+/// A write that finds no room asks admission about what it displaces. What is rejected is evicted and known from then on; what is
+/// wanted stays for the cleaner.
+#[test]
+fn what_a_write_displaces_is_judged() {
+    let mut shards = One::with("reject_first");
+    let value = vec![b'v'; 1000];
+    // The cleaner never comes.
+    for key in 0..15_000 {
+        set(&mut shards, key, &value);
+    }
+    let s = *shards.shard().stats();
+    assert!(s.evictions > 8_500 && s.evictions_direct == s.evictions, "{s:?}");
+    // Of the few keys that a filter takes for seen, more than are kept for the cleaner are lost.
+    assert!(s.evictions_unjudged * 12 < s.evictions, "{s:?}");
+    shards.shard().validate().unwrap();
+    // They come back, and the cleaner is in time: their second time counts.
+    for key in 0..8_500 {
+        set(&mut shards, key, &value);
+        if key % 16 == 0 {
+            shards.clean();
+        }
+    }
+    let then = *shards.shard().stats();
+    assert!(then.flash_written_objects > 2_000, "{then:?}");
+    assert!(then.evictions_unjudged - s.evictions_unjudged < 50, "{s:?} {then:?}");
+    shards.shard().validate().unwrap();
+}
+
+/// What admission wanted when a write would have displaced it is there for the cleaner, and goes to flash without being asked about
+/// again.
+#[test]
+fn what_is_wanted_is_spared_for_the_cleaner() {
+    let mut shards = One::new();
+    let value = vec![b'v'; 1000];
+    let mut key = 0;
+    while shards.shard().stats().evictions == 0 {
+        set(&mut shards, key, &value);
+        key += 1;
+    }
+    // The first write without room spared as many as it may, then took one.
+    let s = *shards.shard().stats();
+    assert_eq!((s.evictions, s.evictions_unjudged), (1, 1));
+    shards.clean();
+    assert!(shards.shard().stats().flash_written_objects > 200);
+    shards.shard().validate().unwrap();
+}
+
+/// A write that finds no room takes what admission wants, where the cleaner does not come: that is counted, for an operator to see.
 #[test]
 fn what_leaves_dram_unjudged_is_counted() {
     let mut shards = One::new();
@@ -254,4 +316,39 @@ fn what_leaves_dram_unjudged_is_counted() {
     }
     let s = *shards.shard().stats();
     assert!(s.evictions > 5_000 && s.evictions_unjudged == s.evictions, "{s:?}");
+}
+
+/// An index that was sized for larger objects than come loses some of what is on flash: that is told at once, with the size that would
+/// do, and when it is over.
+#[test]
+fn a_flash_index_that_is_too_small_is_told() {
+    let mut shards = One::new();
+    let fill = |shards: &mut One, keys: std::ops::Range<u64>, value: usize| {
+        let value = vec![b'v'; value];
+        for key in keys {
+            set(shards, key, &value);
+            if key % 16 == 0 {
+                shards.clean();
+            }
+        }
+    };
+    // 7,000 find room on flash, and the index has some for 20,000.
+    fill(&mut shards, 0..15_000, 1000);
+    assert!(shards.told.0.is_empty() && shards.node.index_full().is_none());
+    // Some 40,000 would.
+    let before = *shards.shard().stats();
+    fill(&mut shards, 100_000..200_000, 150);
+    let s = *shards.shard().stats();
+    assert!(s.forced_evictions > 5_000, "{s:?}");
+    let full = shards.node.index_full().unwrap();
+    assert!((300..500).contains(&full.sized_for), "{full:?}");
+    let objects = s.flash_written_objects - before.flash_written_objects;
+    let mean = (s.flash_written_bytes - before.flash_written_bytes) / objects;
+    assert!(full.fits.abs_diff(mean) < mean / 5 && full.lost > 0.2, "{full:?}, {mean}");
+    assert_eq!(shards.node.totals(NOW.mono).index_full, Some(full));
+    assert!(shards.told.0.len() == 1 && shards.told.0[0].is_some(), "{:?}", shards.told.0);
+    fill(&mut shards, 300_000..360_000, 1000);
+    assert!(shards.node.index_full().is_none());
+    assert!(shards.told.0.len() == 2 && shards.told.0[1].is_none(), "{:?}", shards.told.0);
+    shards.shard().validate().unwrap();
 }

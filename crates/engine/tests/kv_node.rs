@@ -10,7 +10,7 @@ use larder_engine::kv::node::{
     Turn, defaults, run_setup,
 };
 use larder_engine::kv::record::{AppsSetup, RunSetup, SetupError};
-use larder_engine::kv::{ClockMode, FlashGeometry, IoFailed, SegmentIo};
+use larder_engine::kv::{FlashGeometry, IoFailed, SegmentIo};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::TrainingSet;
@@ -117,7 +117,7 @@ fn setup_from(
     let cache = Cache {
         max_item: MAX_ITEM as u32,
         no_eviction: false,
-        clock_mode: ClockMode::SetMax,
+        clock_mode: defaults::CLOCK_MODE,
         clock_max: 3,
         hot_percent: defaults::HOT_PERCENT,
         reinsert_percent: defaults::REINSERT_PERCENT,
@@ -282,6 +282,14 @@ fn nothing_is_written_to_flash_while_names_cannot_be_kept() {
     site.disk.is_full = false;
     site.now.mono = site.now.mono + Nanos::from_secs(1);
     site.fill(8_000, 16_000);
+    // Until a segment is filled.
+    let staged =
+        |site: &Site| (0..site.node.shards()).any(|i| site.node.lock(i).staged_bytes() > 0);
+    let mut next = 24_000;
+    while !staged(&site) {
+        site.fill(next, 10);
+        next += 10;
+    }
     let before = site.disk.written;
     assert!(before > 2 && site.disk.names_at == 0, "{before}");
     // A stop writes what is staged, unless there is a name that it cannot keep.

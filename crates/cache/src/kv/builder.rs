@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::ByteSize;
-use larder_engine::kv::ClockMode;
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
 use larder_policy::budget::WriteBudgetConfig;
@@ -81,8 +80,8 @@ impl Builder {
         self
     }
 
-    /// Which objects are worth a write to flash: `flashiness`, `flashiness_paper`, `ghost`, `reject_first`, `probability`, `write_rate`
-    /// or `all`. [`Builder::open`] refuses any other.
+    /// Which objects are worth a write to flash: `flashiness`, `flashiness_paper`, `expected_reads`, `ghost`, `reject_first`,
+    /// `probability`, `write_rate` or `all`. [`Builder::open`] refuses any other.
     #[must_use]
     pub fn admission(mut self, policy: &str) -> Builder {
         self.admission = AdmissionConfig::from_name(policy);
@@ -120,7 +119,7 @@ impl Builder {
             max_item: self.max_object,
             no_eviction: false,
             clock_max: defaults::CLOCK_MAX,
-            clock_mode: ClockMode::SetMax,
+            clock_mode: defaults::CLOCK_MODE,
             data_dir: self.directory.clone().unwrap_or_default(),
             flash: self.directory.map(|directory| directory.join(FLASH_FILE)),
             flash_size: self.flash.map(|bytes| bytes.0),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use larder_base::{ByteSize, Now};
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, MemoryError, StateIo, Turn};
-use larder_engine::kv::{Evicted, IoFailed, SegmentIo};
+use larder_engine::kv::{Evicted, IndexFull, IoFailed, SegmentIo};
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::{Model, TrainingSet};
 use larder_runtime::{AlignedBuf, Clock};
@@ -113,6 +113,15 @@ impl<T: FnMut(TrainingSet, u64)> MaintenanceEffects for Fx<'_, T> {
             );
         } else {
             tracing::info!("flash is in use again");
+        }
+    }
+
+    fn index_full(&mut self, full: Option<IndexFull>) {
+        match full {
+            Some(full) => tracing::warn!("flash: {full}"),
+            None => {
+                tracing::info!("the flash index has room again for the objects that come to flash")
+            }
         }
     }
 

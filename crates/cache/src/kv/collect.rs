@@ -95,6 +95,9 @@ impl Core {
             if let Some(why) = &f.degraded {
                 s.alarms.push(format!("flash '{}': {why}", flash.path));
             }
+            if let Some(full) = &all.index_full {
+                s.alarms.push(format!("flash '{}': {full}", flash.path));
+            }
             s.flash = Some(f);
         }
         s.memory = all.memory;

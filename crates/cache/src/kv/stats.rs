@@ -21,7 +21,7 @@ pub struct CacheStats {
     pub client_bytes: u64,
     /// Objects evicted from DRAM that did not go to flash.
     pub evictions: u64,
-    /// Of these, without admission having been asked, though there is flash: a write needed the room before the cleaner came.
+    /// Of these, though admission wanted them on flash, or without asking it: a write needed the room before the cleaner came.
     pub evicted_unjudged: u64,
     /// Of these, never read.
     pub evicted_unfetched: u64,

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use larder_base::{AppId, ByteSize, Expiry, Nanos, Now, UnixSecs};
 use larder_cache::kv::{CacheConfig, Core, Upkeep, open_without_threads};
 use larder_engine::dram::Contents;
-use larder_engine::kv::ClockMode;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request as Asked, Store,
     StoreMode, Tier,
 };
+use larder_engine::kv::node::defaults;
 use larder_format::Geometry;
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::{ApplicationsConfig, ApplicationsTable, Share};
@@ -74,7 +74,7 @@ impl Served {
             max_item: SERVER.max_item,
             no_eviction: false,
             clock_max: 3,
-            clock_mode: ClockMode::SetMax,
+            clock_mode: defaults::CLOCK_MODE,
             data_dir: dir.join("data"),
             flash: Some(dir.join("flash")),
             flash_size: Some(SERVER.flash),
@@ -284,6 +284,7 @@ fn the_library_and_the_simulator_decide_and_write_the_same() {
     for policy in [
         "flashiness",
         "flashiness_paper",
+        "expected_reads",
         "ghost",
         "reject_first",
         "probability",

@@ -12,11 +12,10 @@ use std::sync::Arc;
 use larder_base::{ByteSize, Expiry, HashKey, Nanos};
 use larder_cache::kv::{CacheConfig as ServedConfig, Core, open};
 use larder_engine::dram::Contents;
-use larder_engine::kv::ClockMode;
 use larder_engine::kv::api::{
     Delete, Effects, FlashRead, Get, Item, Op, Reply, Request as Asked, Store as Write, StoreMode,
 };
-use larder_engine::kv::node::Plan;
+use larder_engine::kv::node::{Plan, defaults};
 use larder_format::{Superblock, Uuid};
 use larder_kv::connection::{Engine, Fetched, Step};
 use larder_policy::admission::AdmissionConfig;
@@ -75,7 +74,7 @@ impl Served {
             max_item: server.max_item,
             no_eviction: false,
             clock_max: 3,
-            clock_mode: ClockMode::SetMax,
+            clock_mode: defaults::CLOCK_MODE,
             data_dir: dir.path().join("data"),
             flash: Some(path),
             flash_size: Some(server.flash),

@@ -160,6 +160,11 @@ impl FlashIndex {
         Self::buckets_for_mix(objects, 0)
     }
 
+    /// Small objects that [`Self::buckets_for`] gives so many buckets.
+    pub fn objects_for(buckets: u32) -> u64 {
+        (f64::from(buckets) * SLOTS as f64 * Self::TARGET_LOAD) as u64
+    }
+
     /// Buckets for `small` small and `wide` large objects; at least one, at most `u32::MAX`.
     pub fn buckets_for_mix(small: u64, wide: u64) -> u32 {
         let slots = small as f64 + wide as f64 * Self::SLOTS_PER_WIDE;

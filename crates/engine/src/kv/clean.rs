@@ -147,6 +147,7 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         report.satisfied = !self.wants_room();
         if report.satisfied {
+            self.wanted.clear();
             self.settle_extra_room();
         }
         report
@@ -252,7 +253,10 @@ impl<M: ObjectMemory> KvShard<M> {
             return;
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
-        if victims && self.consider(now, hash, &h).is_some() {
+        // Asked once: a write that wanted the room may have done so.
+        if victims
+            && (self.wanted.remove(&(h.hash, h.cas)) || self.consider(now, hash, &h).is_some())
+        {
             let short = self.is_starved();
             match self.stage_one(now, hash, block, &h, sink, report) {
                 // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short
@@ -309,7 +313,7 @@ impl<M: ObjectMemory> KvShard<M> {
     }
 
     /// Admission's word on an object: its score if it should go to flash.
-    fn consider(&mut self, now: Now, hash: ObjectHash, h: &ObjectHeader) -> Option<f32> {
+    pub(super) fn consider(&mut self, now: Now, hash: ObjectHash, h: &ObjectHeader) -> Option<f32> {
         let size = Self::record_bytes(h);
         if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
             self.admission.count_rejected(Reason::Size);

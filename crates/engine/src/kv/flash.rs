@@ -322,12 +322,14 @@ impl<M: ObjectMemory> KvShard<M> {
     pub(super) fn insert_entry(&mut self, hash: ObjectHash, entry: Entry) {
         let inserted = self.index.insert(hash, entry);
         self.live[usize::from(entry.segment)] += 1;
+        let omitted = inserted.forced.omitted() as u64;
+        self.index_room.inserted(inserted.forced.iter().count() as u64 + omitted);
         for forced in inserted.forced.iter() {
             self.entry_gone(forced.segment);
             self.stats.forced_evictions += 1;
         }
-        if inserted.forced.omitted() > 0 {
-            self.stats.forced_evictions += inserted.forced.omitted() as u64;
+        if omitted > 0 {
+            self.stats.forced_evictions += omitted;
             self.recount();
         }
     }

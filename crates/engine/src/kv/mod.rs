@@ -7,6 +7,7 @@ mod config;
 mod evicted;
 mod expire;
 mod flash;
+mod index_room;
 mod log;
 pub mod node;
 mod ops;
@@ -20,6 +21,7 @@ mod stats;
 pub use clean::{Heat, StageReport, StageSink, Staged};
 pub use config::{ClockMode, FlashGeometry, ShardConfig, object_fits};
 pub use evicted::Evicted;
+pub use index_room::IndexFull;
 pub use log::{
     FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,
     Shards, Step,

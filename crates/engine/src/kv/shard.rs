@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 
 use larder_base::{AppId, Expiry, Nanos, Now, ObjectHash, UnixSecs, Words};
 use larder_format::{Filling, RecordMeta, record_len};
-use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure};
+use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure, Pool};
 
 use super::access_times::AccessTimes;
 use super::api::{Effects, Item, Location, Request, Tier};
 use super::config::{ClockMode, ShardConfig};
+use super::index_room::IndexRoom;
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
 use crate::dram::{
@@ -41,6 +42,21 @@ const LIST_WINDOW: u32 = 32;
 
 /// So many flushed objects are remembered, for the count of reads that miss because of a flush.
 const MAX_FLUSHED: usize = 1024;
+
+/// Objects that a write which needs room spares at most, since admission wants them on flash, and objects of a shard that are noted as
+/// wanted so. Beyond, they are evicted all the same.
+const MOST_SPARED: u32 = 32;
+const MOST_WANTED: usize = 256;
+
+/// What became of the object under the CLOCK hand when a write needed room.
+enum Displaced {
+    /// There was none, or CLOCK keeps it.
+    Nothing,
+    /// Admission wants it on flash.
+    Spared,
+    /// It went. `judged`: admission did not want it.
+    Freed { bytes: usize, judged: bool, expired: bool },
+}
 
 /// What the new object of a write is made of.
 #[derive(Clone, Copy)]
@@ -87,6 +103,7 @@ pub struct KvShard<M = Arena> {
     /// Where the search for flash-worthy objects goes on: always the start of a block.
     pub(super) scan: Block,
     pub(super) index: FlashIndex,
+    pub(super) index_room: IndexRoom,
     /// Generation of each segment's present filling as this shard was told; 0 when nothing of it may be read.
     pub(super) generations: Box<[u64]>,
     /// Index entries per segment.
@@ -114,6 +131,9 @@ pub struct KvShard<M = Arena> {
     pub(super) scratch: Vec<u8>,
     /// Fingerprints of objects that the last flush took out of DRAM and that nobody has asked for since.
     pub(super) flushed: BTreeSet<u64>,
+    /// Objects that a write would have displaced, and that admission wants on flash: the cleaner takes them there. Each by its hash in
+    /// DRAM and its CAS unique, which clients may choose. Those of objects that are gone stay until the cleaner has made enough room.
+    pub(super) wanted: BTreeSet<(u32, u64)>,
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
@@ -199,6 +219,7 @@ impl<M: ObjectMemory> KvShard<M> {
             hand: arena.first(),
             scan: arena.first(),
             arena,
+            index_room: IndexRoom::new(FlashIndex::objects_for(index.buckets())),
             index,
             generations: vec![0; segments].into_boxed_slice(),
             live: vec![0; segments].into_boxed_slice(),
@@ -216,6 +237,7 @@ impl<M: ObjectMemory> KvShard<M> {
             noted: None,
             scratch: Vec::new(),
             flushed: BTreeSet::new(),
+            wanted: BTreeSet::new(),
             next_cas: config.cas_base,
             flush_at: 0,
             cleaner_woken: false,
@@ -306,6 +328,16 @@ impl<M: ObjectMemory> KvShard<M> {
     /// The flash index, to look at.
     pub fn index(&self) -> &FlashIndex {
         &self.index
+    }
+
+    /// Bytes of DRAM whose objects are in a segment that is not durable yet.
+    pub fn staged_bytes(&self) -> usize {
+        self.staged_bytes
+    }
+
+    /// The share of objects coming to flash that force others out of the index, while it is too small; else 0.
+    pub fn index_short(&self) -> f64 {
+        self.index_room.short()
     }
 
     /// The flash index's words, for a checkpoint.
@@ -622,7 +654,9 @@ impl<M: ObjectMemory> KvShard<M> {
         Some((block, h))
     }
 
-    /// Room for `bytes` of payload, evicting by CLOCK when there is none: the request path's last resort.
+    /// Room for `bytes` of payload, evicting by CLOCK when there is none: the request path's last resort. Admission is asked here too,
+    /// since what is lost here is lost as for good as what the cleaner evicts: what it wants on flash is spared, until there is too
+    /// much of that.
     fn make_room(&mut self, now: Now, bytes: usize) -> Option<Block> {
         if let Some(block) = self.arena.alloc(bytes) {
             return Some(block);
@@ -638,16 +672,25 @@ impl<M: ObjectMemory> KvShard<M> {
         let mut budget =
             self.arena.capacity().min(footprint(bytes).saturating_mul(8).max(64 << 10));
         let mut spared = 0usize;
+        let asks = has_flash && self.admission.pool() == Pool::Victims;
+        let mut may_spare = if asks { MOST_SPARED } else { 0 };
         while budget > 0 {
             let size = self.arena.block_bytes(self.hand);
-            let evicted = self.stats.evictions;
-            let freed = self.clock_step(now, true, spared < 2 * self.arena.capacity());
+            let freed = match self.displace(now, spared < 2 * self.arena.capacity(), may_spare > 0)
+            {
+                Displaced::Nothing => 0,
+                Displaced::Spared => {
+                    may_spare -= 1;
+                    0
+                }
+                Displaced::Freed { bytes, judged, expired } => {
+                    self.stats.evictions_direct += 1;
+                    self.stats.evictions_unjudged += u64::from(has_flash && !judged && !expired);
+                    bytes
+                }
+            };
             spared += size;
             if freed > 0 {
-                self.stats.evictions_direct += 1;
-                if has_flash {
-                    self.stats.evictions_unjudged += self.stats.evictions - evicted;
-                }
                 if self.arena.has_room(bytes) {
                     return self.arena.alloc(bytes);
                 }
@@ -685,6 +728,41 @@ impl<M: ObjectMemory> KvShard<M> {
             }
         }
         None
+    }
+
+    /// Moves the CLOCK hand over one block, and evicts the object there if CLOCK gives it up. `ask`: unless admission wants it.
+    fn displace(&mut self, now: Now, respect: bool, ask: bool) -> Displaced {
+        let block = self.hand;
+        self.hand = self.arena.next(block);
+        if !self.arena.is_used(block) {
+            return Displaced::Nothing;
+        }
+        let h = ObjectHeader::load(&self.arena, block);
+        if h.state.has(State::STAGED) || !self.clock_gives_up(now, block, &h, respect) {
+            return Displaced::Nothing;
+        }
+        let expired = h.expiry.is_past(now.wall);
+        if ask && !expired && self.wanted.contains(&(h.hash, h.cas)) {
+            return Displaced::Spared;
+        }
+        let bytes = self.arena.block_bytes(block);
+        let hash = self.hash_of(block, &h);
+        if expired {
+            self.stats.expired += 1;
+            self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
+            return Displaced::Freed { bytes, judged: false, expired };
+        }
+        let mut judged = false;
+        if ask {
+            judged = self.consider(now, hash, &h).is_none();
+            if !judged && self.wanted.len() < MOST_WANTED {
+                self.wanted.insert((h.hash, h.cas));
+                return Displaced::Spared;
+            }
+        }
+        self.evict(now, hash, block, &h);
+        self.wanted.remove(&(h.hash, h.cas));
+        Displaced::Freed { bytes, judged, expired }
     }
 
     pub(super) fn count_eviction(&mut self, now: Now, block: Block, h: &ObjectHeader) {

@@ -52,7 +52,7 @@ counters! {
         evictions,
         /// Of these, on the request path, because the cleaner had not kept up.
         evictions_direct,
-        /// Of these, with flash and unexpired: admission was not asked when they left, since a write needed the room at once.
+        /// Of these, with flash and unexpired: a write needed the room at once, and admission was not asked about them or wanted them.
         evictions_unjudged,
         /// Evicted before they were ever read.
         evicted_unfetched,

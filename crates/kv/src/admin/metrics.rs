@@ -115,7 +115,7 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
     counter(
         r,
         "evicted_unjudged",
-        "Of these, without admission having been asked: a write needed the room before the cleaner came",
+        "Of these, though admission wanted them on flash, or without asking it: a write needed the room before the cleaner came",
         s.evicted_unjudged,
     );
     counter(r, "expired", "Objects removed because they had expired", s.reclaimed);

@@ -79,7 +79,7 @@ function show(d) {
     ["left with their segment", num(f.objects_dropped), ""],
     ["of these never read", num(f.objects_dropped_unread), f.objects_dropped ? pct(f.objects_dropped_unread / f.objects_dropped) : ""]);
   rows.push(["evicted from DRAM", num(s.evictions), ""]);
-  if (f) rows.push(["of these before admission was asked", num(s.evicted_unjudged), s.evictions ? pct(s.evicted_unjudged / s.evictions) : ""]);
+  if (f) rows.push(["of these unjudged, or wanted on flash", num(s.evicted_unjudged), s.evictions ? pct(s.evicted_unjudged / s.evictions) : ""]);
   rows.push(["expired", num(s.reclaimed), ""]);
   table("obj", null, rows);
   const hits = d.counters.find(c => c[0] === "get_flash_hits");

@@ -328,9 +328,11 @@ impl Config {
         })?;
         let objective = &mut admission.flashiness.objective;
         *objective = *s.admission_objective.get_or_insert(*objective);
+        admission.expected_reads.objective = admission.flashiness.objective;
         // What is a setting of its own is said there alone.
         let mut shown = admission.clone();
         shown.flashiness.objective = Default::default();
+        shown.expected_reads.objective = Default::default();
         shown.first_fill = true;
         s.admission = Some(AdmissionSetting::Table(Box::new(shown)));
         let applications = s.applications.resolve(prefix_delimiter)?;
@@ -619,6 +621,7 @@ mod tests {
                 Settings { admission_objective: flag, admission: table, ..Settings::default() };
             let config = Config::resolve(given, &machine()).unwrap();
             assert_eq!(config.admission.flashiness.objective, wanted);
+            assert_eq!(config.admission.expected_reads.objective, wanted);
             assert_eq!(config.effective.admission_objective, Some(wanted), "it is printed");
         }
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::ArgAction::SetFalse;
 use larder_base::ByteSize;
+use larder_engine::kv::ClockMode;
 use larder_engine::kv::node::defaults;
 use larder_policy::admission::{AdmissionConfig, Objective};
 use larder_settings::{
@@ -16,6 +17,11 @@ use super::ApplicationsTable;
 use super::tables::{self, AdmissionSetting};
 use super::{BUFFER_LIMIT, CaptureConfig, DEFAULT_HTTP, DEFAULT_PORT};
 
+/// What a read does to a rank unless it is stated.
+const CLOCK_MODE: &str = match defaults::CLOCK_MODE {
+    ClockMode::SetMax => "set-max",
+    ClockMode::Increment => "increment",
+};
 /// Bits of rank that the engine's largest rank takes.
 const CLOCK_BITS: u8 = defaults::CLOCK_MAX.ilog2() as u8 + 1;
 
@@ -198,7 +204,8 @@ pub struct Settings {
     /// Format the flash whatever it holds, a file with another --flash-size too: everything on it is lost
     #[arg(long, help_heading = "Flash")]
     pub format_flash: bool,
-    /// Mean size of an object on flash (key, value, header), for which the index is sized
+    /// Mean size of an object on flash (key, value, header), for which the index is sized: where objects are smaller, some are lost, and
+    /// an alarm says which size would do
     #[arg(
         long,
         value_name = "SIZE",
@@ -206,18 +213,18 @@ pub struct Settings {
         default_value_t = ByteSize(defaults::OBJECT_SIZE.into())
     )]
     pub flash_object_size: ByteSize,
-    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate or all; a file may
-    /// have a table instead, with the policy's parameters
+    /// Which objects go to flash: flashiness, flashiness_paper, expected_reads, ghost, reject_first, probability, write_rate or all;
+    /// a file may have a table instead, with the policy's parameters
     #[arg(long, value_name = "POLICY", help_heading = "Flash")]
     pub admission: Option<AdmissionSetting>,
-    /// Which hits flashiness seeks where a write budget is held: requests or bytes
+    /// Which hits are sought, by expected_reads, and by flashiness where a write budget is held: requests or bytes
     #[arg(long, value_name = "WHICH", help_heading = "Flash")]
     pub admission_objective: Option<Objective>,
     /// How many bits of rank each object has: 1 or 2
     #[arg(long, value_name = "N", help_heading = "Flash", default_value_t = CLOCK_BITS)]
     pub clock_bits: u8,
     /// What a read does to an object's rank: set-max (LRU-like) or increment (MFU-like)
-    #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = "set-max")]
+    #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = CLOCK_MODE)]
     pub clock_mode: String,
     /// How flash is read: auto, uring or threads
     #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = "auto")]

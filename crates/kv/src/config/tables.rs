@@ -219,6 +219,7 @@ fn place_of_share(error: &ApplicationError) -> (String, String) {
 const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("admission", "first_fill", "first-fill"),
     ("admission.flashiness", "objective", "admission-objective"),
+    ("admission.expected_reads", "objective", "admission-objective"),
 ];
 
 /// The first of [`ELSEWHERE`] that a file has.
@@ -236,7 +237,7 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
     (
         "admission",
         "policy",
-        "flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all",
+        "flashiness, flashiness_paper, expected_reads, ghost, reject_first, probability, write_rate, all",
     ),
     ("admission", "min_ttl", "Objects that expire sooner than this many seconds never go to flash"),
     ("admission.probability", "probability", "Chance that an object leaving DRAM goes to flash"),
@@ -244,6 +245,22 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
         "admission.reject_first",
         "window",
         "Keys remembered; 0: as many as flash holds objects, as memory allows",
+    ),
+    (
+        "admission.expected_reads",
+        "size_exponent",
+        "Rank by expected reads over size to this power; 0 ignores size, 1 is per byte; by the objective 0.5 or 0",
+    ),
+    (
+        "admission.expected_reads",
+        "price",
+        "Least worth of a write over what the far end of the log still earns in the same room",
+    ),
+    ("admission.expected_reads", "least", "Least reads to be expected of what is admitted"),
+    (
+        "admission.expected_reads",
+        "bytes_per_second",
+        "Bytes per second for the best; 0: the write budget's rate, if there is one",
     ),
     ("admission.ghost", "reads", "Reads in DRAM that send an object to flash"),
     ("admission.ghost", "window", "Keys in the ghost queue; 0: as many as flash holds objects"),

@@ -3,9 +3,7 @@
 //! A fixed threshold leaves the rate of writes to the workload: too few objects pass and the budget is wasted, or too many
 //! and it is spent on whatever comes first. Here the best of what is offered is admitted, as much as the rate allows.
 
-use larder_base::{AppId, Nanos};
-
-use crate::learn::Vector;
+use larder_base::Nanos;
 
 /// Candidates that are remembered to know how scores are spread, at least and at most.
 const REMEMBERED: (usize, usize) = (32, 512);
@@ -16,22 +14,20 @@ const MADE_UP_OVER: f64 = 8.0;
 /// Most that is saved or owed, in adjustments' worth of the rate.
 const SAVED: f64 = 32.0;
 
-/// A candidate as it is remembered: not its score, which the next model changes.
+/// A candidate as it is remembered: what it is scored by, and not its score, which changes as more is learnt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    pub(super) x: Vector,
-    pub(super) app: AppId,
-    pub(super) survivor: bool,
+pub(super) struct Offered<S> {
+    pub(super) of: S,
     pub(super) bytes: u32,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct Cut<S> {
     /// Bytes per second of this shard.
     rate: f64,
     remembered: usize,
-    seen: Vec<Seen>,
+    seen: Vec<Offered<S>>,
     next: usize,
     since: u32,
     started: Option<Nanos>,
@@ -50,15 +46,16 @@ pub(super) struct Cut {
     due: f64,
 }
 
-impl Cut {
+impl<S: Copy> Cut<S> {
     /// Bytes that a cut takes of `memory`.
     pub(super) fn bytes_of(memory: usize) -> usize {
-        (memory / 32 / size_of::<Seen>()).clamp(REMEMBERED.0, REMEMBERED.1) * size_of::<Seen>()
+        (memory / 32 / size_of::<Offered<S>>()).clamp(REMEMBERED.0, REMEMBERED.1)
+            * size_of::<Offered<S>>()
     }
 
     /// A cut that holds `rate` bytes per second, in [`Cut::bytes_of`] `memory`.
-    pub(super) fn new(rate: f64, memory: usize) -> Cut {
-        let remembered = Self::bytes_of(memory) / size_of::<Seen>();
+    pub(super) fn new(rate: f64, memory: usize) -> Cut<S> {
+        let remembered = Self::bytes_of(memory) / size_of::<Offered<S>>();
         Cut {
             rate,
             remembered,
@@ -86,10 +83,10 @@ impl Cut {
     pub(super) fn admits(
         &mut self,
         score: f32,
-        candidate: Seen,
+        candidate: Offered<S>,
         wanted: bool,
         now: Nanos,
-        rescore: impl Fn(&Seen) -> f32,
+        rescore: impl Fn(&Offered<S>) -> f32,
     ) -> bool {
         let bytes = f64::from(candidate.bytes);
         if self.seen.len() < self.remembered {
@@ -122,7 +119,7 @@ impl Cut {
         admitted
     }
 
-    fn adjust(&mut self, seconds: f64, rescore: impl Fn(&Seen) -> f32) {
+    fn adjust(&mut self, seconds: f64, rescore: impl Fn(&Offered<S>) -> f32) {
         let smooth = |old: f64, new: f64| if old == 0.0 { new } else { old * 0.75 + new * 0.25 };
         self.stretch = smooth(self.stretch, seconds);
         self.stretch_bytes = smooth(self.stretch_bytes, self.offered);
@@ -157,7 +154,7 @@ impl Cut {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.seen.capacity() * size_of::<Seen>()
+        self.seen.capacity() * size_of::<Offered<S>>()
     }
 }
 
@@ -166,19 +163,21 @@ mod tests {
     use larder_base::Rng;
 
     use super::*;
-    use crate::learn::DIMENSIONS;
 
     /// Offers `count` candidates of 100 bytes, one a millisecond; returns those admitted and their mean score.
-    fn offer(cut: &mut Cut, from: u64, count: u64, score: impl Fn(&mut Rng) -> u16) -> (u64, f64) {
+    fn offer(
+        cut: &mut Cut<u16>,
+        from: u64,
+        count: u64,
+        score: impl Fn(&mut Rng) -> u16,
+    ) -> (u64, f64) {
         let mut rng = Rng::new(from + 1);
         let (mut admitted, mut sum) = (0, 0.0);
         for i in 0..count {
             let s = score(&mut rng);
-            let mut x = [0; DIMENSIONS];
-            x[0] = s;
-            let seen = Seen { x, app: AppId(0), survivor: false, bytes: 100 };
+            let offered = Offered { of: s, bytes: 100 };
             let now = Nanos::from_millis(from + i);
-            if cut.admits(f32::from(s), seen, true, now, |s| f32::from(s.x[0])) {
+            if cut.admits(f32::from(s), offered, true, now, |s| f32::from(s.of)) {
                 admitted += 1;
                 sum += f64::from(s);
             }

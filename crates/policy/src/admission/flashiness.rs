@@ -2,7 +2,7 @@
 
 use larder_base::{AppId, Nanos, ObjectHash, Rng};
 
-use super::cut::{Cut, Seen};
+use super::cut::{Cut, Offered};
 use super::memory::KeyMemory;
 use super::policy::ModelReport;
 use super::price::Price;
@@ -37,7 +37,7 @@ pub struct Flashiness {
     /// The power of its size that an object's chance is divided by.
     exponent: f32,
     /// Holds a rate of writes, if there is one.
-    cut: Option<Cut>,
+    cut: Option<Cut<Seen>>,
     /// What a write must be worth beside, if that is asked.
     price: Option<Price>,
     /// As given.
@@ -52,6 +52,14 @@ pub struct Flashiness {
     latest: Nanos,
     /// As told, smoothed.
     lifetime: Option<Nanos>,
+}
+
+/// What a candidate is scored by.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    x: Vector,
+    app: AppId,
+    survivor: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -109,16 +117,18 @@ impl Flashiness {
         }
         let config = config.resolved(paper);
         let mut rng = Rng::new(setup.seed);
-        // An eighth for the table of applications, at most half for the history, the rest for samples.
+        // An eighth for the table of applications, half for the history, the rest for samples; what is more than the most samples
+        // take is the history's too.
         let apps = (setup.memory / 8 / (size_of::<AppState>() + size_of::<Model>()))
             .clamp(1, AppId::COUNT);
+        let beside = setup.memory / 8 + Cut::<Seen>::bytes_of(setup.memory) + AppId::COUNT * 16;
+        let most_samples = 2 * (MOST_TRACKED * TRACKED_BYTES).max(MOST_SAMPLES * RESERVED_BYTES);
         let history = (config.history == Some(HistoryKind::Sketch)).then(|| {
-            KeyMemory::new(setup.objects.saturating_mul(KEYS_PER_OBJECT).max(64), setup.memory / 2)
+            let keys = setup.objects.saturating_mul(KEYS_PER_OBJECT).max(64);
+            let most = setup.memory.saturating_sub(beside + most_samples);
+            KeyMemory::new(keys, most.max(setup.memory / 2))
         });
-        let taken = setup.memory / 8
-            + history.as_ref().map_or(0, KeyMemory::memory_bytes)
-            + Cut::bytes_of(setup.memory)
-            + AppId::COUNT * 16;
+        let taken = beside + history.as_ref().map_or(0, KeyMemory::memory_bytes);
         let rest = setup.memory.saturating_sub(taken);
         let tracked = (rest / 2 / TRACKED_BYTES).clamp(1, MOST_TRACKED);
         let samples = (rest / 2 / RESERVED_BYTES).clamp(1, MOST_SAMPLES);
@@ -217,7 +227,7 @@ impl Flashiness {
     }
 
     /// The chance that an object is read, which unlike a distance can be compared between applications.
-    fn chance(&self, s: &Seen) -> f32 {
+    fn chance(&self, Offered { of: s, .. }: &Offered<Seen>) -> f32 {
         let score = self.score(s.app, &s.x, s.survivor).score;
         match &self.apps[self.slot(s.app)].model {
             Some(m) => m.chance(score),
@@ -226,13 +236,13 @@ impl Flashiness {
     }
 
     /// What writing an object is worth where bytes written are what is scarce: its chance over a power of its size.
-    fn worth(&self, s: &Seen) -> f32 {
+    fn worth(&self, s: &Offered<Seen>) -> f32 {
         let log2_size = log2_of(log2_fixed(s.bytes));
         self.chance(s) * exp2(-self.exponent * log2_size)
     }
 
     /// Whether an object is worth what its write would displace.
-    fn is_worth_its_price(&self, s: &Seen, now: Nanos) -> bool {
+    fn is_worth_its_price(&self, s: &Offered<Seen>, now: Nanos) -> bool {
         self.price.as_ref().is_none_or(|p| {
             p.is_met(self.chance(s), log2_of(log2_fixed(s.bytes)), now, self.horizon(now))
         })
@@ -382,9 +392,9 @@ impl AdmissionPolicy for Flashiness {
             None => judgement.flashy,
             Some(mut cut) => {
                 let (app, survivor) = (candidate.app, candidate.survivor);
-                let seen = Seen { x, app, survivor, bytes: f.size };
+                let seen = Offered { of: Seen { x, app, survivor }, bytes: f.size };
                 let wanted = self.is_worth_its_price(&seen, now);
-                let rescore = |s: &Seen| self.worth(s);
+                let rescore = |s: &Offered<Seen>| self.worth(s);
                 let admitted = cut.admits(self.worth(&seen), seen, wanted, now, rescore);
                 self.cut = Some(cut);
                 admitted
@@ -493,7 +503,8 @@ impl AdmissionPolicy for Flashiness {
             let due = match state.asked {
                 None => {
                     now - started >= Nanos::from_secs(u64::from(self.config.first_training_after))
-                        && (held >= first || held as usize >= MOST_SAMPLES)
+                        && (held >= first
+                            || held >= LEAST_SAMPLES && self.reservoir.has_its_part(app))
                 }
                 Some(asked) => now - asked >= wait && state.fresh >= LEAST_SAMPLES.max(held / 16),
             };

@@ -6,6 +6,7 @@
 
 mod config;
 mod cut;
+mod expected;
 mod flashiness;
 mod ghost;
 mod memory;
@@ -18,10 +19,11 @@ mod write_rate;
 
 pub use crate::learn::Features;
 pub use config::{
-    AdmissionConfig, AdmissionError, FlashinessConfig, GhostConfig, HistoryKind, Objective,
-    POLICY_NAMES, PolicyName, ProbabilityConfig, RejectFirstConfig, SampleAt, Setup,
-    WriteRateConfig,
+    AdmissionConfig, AdmissionError, ExpectedReadsConfig, FlashinessConfig, GhostConfig,
+    HistoryKind, Objective, POLICY_NAMES, PolicyName, ProbabilityConfig, RejectFirstConfig,
+    SampleAt, Setup, WriteRateConfig,
 };
+pub use expected::ExpectedReads;
 pub use flashiness::Flashiness;
 pub use ghost::Ghost;
 pub use policy::{Admission, AdmissionPolicy, AppReport, ModelReport};

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use larder_base::{AppId, Nanos, ObjectHash};
 
 use super::{
-    Access, AdmissionConfig, AdmissionError, All, Candidate, Departure, Features, Flashiness,
-    Ghost, PolicyName, Pool, Probability, Reason, RejectFirst, Setup, Verdict, WriteRate,
+    Access, AdmissionConfig, AdmissionError, All, Candidate, Departure, ExpectedReads, Features,
+    Flashiness, Ghost, PolicyName, Pool, Probability, Reason, RejectFirst, Setup, Verdict,
+    WriteRate,
 };
 use crate::learn::{Model, TrainingSet};
 
@@ -191,6 +192,7 @@ enum Policy {
     Ghost(Ghost),
     WriteRate(WriteRate),
     Flashiness(Box<Flashiness>),
+    ExpectedReads(Box<ExpectedReads>),
     Custom(Box<dyn AdmissionPolicy>),
 }
 
@@ -203,6 +205,7 @@ macro_rules! dispatch {
             Policy::Ghost($p) => $call,
             Policy::WriteRate($p) => $call,
             Policy::Flashiness($p) => $call,
+            Policy::ExpectedReads($p) => $call,
             Policy::Custom($p) => $call,
         }
     };
@@ -231,11 +234,15 @@ impl Admission {
             PolicyName::FlashinessPaper => {
                 Policy::Flashiness(Box::new(Flashiness::new(&config.flashiness, true, setup)?))
             }
+            PolicyName::ExpectedReads => {
+                Policy::ExpectedReads(Box::new(ExpectedReads::new(&config.expected_reads, setup)?))
+            }
         };
         // A rate or a chance that is asked for holds from the first byte on. Where any object in DRAM may move, admitting
         // all would empty DRAM of what is hot.
         let chooses = match config.policy {
             PolicyName::Flashiness => config.flashiness.bytes_per_second.0 == 0,
+            PolicyName::ExpectedReads => config.expected_reads.bytes_per_second.0 == 0,
             PolicyName::Ghost | PolicyName::RejectFirst => true,
             _ => false,
         };

@@ -45,7 +45,7 @@ fn a_victim_cache_takes_everything_but_what_is_about_to_expire() {
 #[test]
 fn an_empty_flash_takes_what_policies_that_choose_turn_away() {
     for name in POLICY_NAMES {
-        let chooses = ["flashiness", "ghost", "reject_first"].contains(&name);
+        let chooses = ["flashiness", "expected_reads", "ghost", "reject_first"].contains(&name);
         let mut config =
             AdmissionConfig { min_ttl: 60, ..AdmissionConfig::from_name(name).unwrap() };
         config.probability.probability = 0.0;
@@ -199,7 +199,8 @@ proptest! {
                 recent.pop_front();
             }
         }
-        prop_assert!(f64::from(wrong) <= f64::from(fresh) * 0.005 + 5.0, "{} of {}", wrong, fresh);
+        // About 7 %, and more where a block of a small filter has more than its part.
+        prop_assert!(f64::from(wrong) <= f64::from(fresh) * 0.1 + 10.0, "{} of {}", wrong, fresh);
     }
 }
 
@@ -380,6 +381,33 @@ fn two_kinds(name: &str) -> (f64, f64, Admission) {
     }
     assert!(installs >= 2, "{name}: trained {installs} times");
     (f64::from(tp) / f64::from(tp + fp), f64::from(tp) / f64::from(tp + missed), a)
+}
+
+/// A small memory holds fewer samples than are asked for before the first training: it trains from those that it holds.
+#[test]
+fn little_memory_trains_from_what_it_holds() {
+    for applications in [1, 5] {
+        let mut config = AdmissionConfig::from_name("flashiness").unwrap();
+        config.flashiness.horizon = 1;
+        let mut a = Admission::new(&config, &Setup { memory: 64 << 10, ..setup(10_000) }).unwrap();
+        let mut trained = BTreeSet::new();
+        for i in 0..60_000 {
+            let at = Nanos::from_millis(10 * i);
+            let app = AppId((i % applications) as u16);
+            let acc = Access { app, ..access(i, at) };
+            a.on_write(&acc, false);
+            a.judge(&Candidate { app, ..candidate(i, 1) }, at);
+            a.on_departure(&acc, Departure::Moved);
+            if i % 100 == 0
+                && let Some(app) = a.training_due(at)
+            {
+                let held = a.take_training_set(app, at).unwrap().samples.len();
+                assert!((16..1000).contains(&held), "{held}");
+                trained.insert(app);
+            }
+        }
+        assert_eq!(trained.len() as u64, applications);
+    }
 }
 
 #[test]

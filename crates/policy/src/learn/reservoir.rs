@@ -94,6 +94,12 @@ impl Reservoir {
         self.queues[app.index()].len
     }
 
+    /// Whether an application has as many samples as it will ever have: the store is full, and no other has more.
+    pub(crate) fn has_its_part(&self, app: AppId) -> bool {
+        let most = self.queues.iter().map(|q| q.len).max().unwrap_or(0);
+        self.slab.len() == self.capacity && self.len(app) >= most
+    }
+
     pub(crate) fn positives(&self, app: AppId) -> u32 {
         self.queues[app.index()].positives
     }

@@ -322,6 +322,7 @@ impl Model {
             admission.flashiness.objective = q.admission_objective;
             admission.flashiness.price = q.price;
         }
+        admission.expected_reads.objective = q.admission_objective;
         if let WriteLimit::Rate(bytes) = limit {
             admission.flashiness.bytes_per_second = ByteSize(bytes);
         }

@@ -118,7 +118,7 @@ fn flashiness_is_tried_below_an_ample_budget() {
     let all = at(PolicyName::All);
     assert_eq!(all.len(), 1);
     let (spent, most) = (flashiness[0].flash_bytes_per_second, all[0].flash_bytes_per_second);
-    assert!(!flashiness[0].budget_binds && spent > 0.7 * most, "{flashiness:?} {all:?}");
+    assert!(!flashiness[0].budget_binds && spent > 0.6 * most, "{flashiness:?} {all:?}");
     assert!(flashiness.iter().all(|m| !m.equals(&all[0])), "{flashiness:?} {all:?}");
     // With room for every object there is nothing to choose at all. What the policy takes of the memory leaves less for objects
     // in DRAM, so that a little more goes to flash.

@@ -43,7 +43,7 @@ pub(super) struct Totals {
     pub(super) dropped: Option<(u64, u64)>,
     /// Bytes of records that were written to flash.
     pub(super) record_bytes: Option<u64>,
-    /// Objects that left DRAM without admission having been asked.
+    /// Objects that left DRAM though admission wanted them on flash, or without asking it.
     pub(super) evicted_unjudged: Option<u64>,
     /// Objects in DRAM.
     pub(super) dram_objects: Option<u64>,

@@ -5,7 +5,7 @@ use crate::lab::baseline::BUCKET_BYTES;
 
 /// Bytes of the translation layer's maps for a logical page: where it lies, and for each physical page which it holds.
 const MAP_ENTRY: u64 = 4;
-/// Bytes of the flash index for an object that the flash can hold: two slots of 30 bits.
+/// Bytes of the tables for an object that the flash can hold: a slot of the index, and what admission remembers.
 const INDEX_ENTRY: u64 = 8;
 /// Bytes of the block cache's map for a line.
 const LINE_ENTRY: u64 = 7;

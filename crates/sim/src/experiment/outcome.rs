@@ -122,7 +122,7 @@ pub struct CacheOutcome {
     pub flash_fill: Option<f64>,
     /// Objects that left flash never having been read there, of all that left. None where unknown or none left.
     pub unread_share: Option<f64>,
-    /// Objects that left DRAM for good without admission having been asked, where known.
+    /// Objects that left DRAM for good though admission wanted them on flash, or without asking it, where known.
     pub evicted_unjudged: Option<u64>,
     /// Objects in DRAM at the end, where known.
     pub dram_objects: Option<u64>,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use larder_base::ByteSize;
+use larder_engine::kv::ClockMode as EngineClockMode;
 use larder_engine::kv::node::defaults;
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsTable;
@@ -207,11 +208,10 @@ impl CacheKind {
 }
 
 /// How a read changes an object's CLOCK value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClockMode {
     /// To its maximum: approximates LRU.
-    #[default]
     SetMax,
     /// Up by one: approximates MFU.
     Increment,
@@ -227,7 +227,7 @@ pub struct Hybrid {
     /// DRAM with everything in it, as `larder kv -m` has it: objects, index, admission, buffers and tables. This or `dram`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
-    /// DRAM for objects alone, for studies that fix it: everything beside them comes on top, is ample, and is reported.
+    /// DRAM for objects alone, for studies that fix it: everything beside them comes on top, as a server has it there, and is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dram: Option<ByteSize>,
     /// Flash.
@@ -248,13 +248,13 @@ pub struct Hybrid {
     /// Bits of CLOCK: 1 or 2. Default 2.
     #[serde(default = "clock_bits")]
     pub clock_bits: u8,
-    /// What a read does to CLOCK.
-    #[serde(default)]
+    /// What a read does to CLOCK. Default `increment`.
+    #[serde(default = "clock_mode")]
     pub clock_mode: ClockMode,
     /// How much of the flash may be hot, percent (Flashield's hot data threshold). Default 70.
     #[serde(default = "hot_percent")]
     pub hot_percent: u8,
-    /// How much of a reclaimed segment may go back to DRAM, percent. Default 20.
+    /// How much of a reclaimed segment may go back to DRAM, percent. Default 100.
     #[serde(default = "reinsert_percent")]
     pub reinsert_percent: u8,
     /// Admission, as in `larder kv`'s configuration.
@@ -284,6 +284,12 @@ impl Hybrid {
 
 fn clock_bits() -> u8 {
     2
+}
+fn clock_mode() -> ClockMode {
+    match defaults::CLOCK_MODE {
+        EngineClockMode::SetMax => ClockMode::SetMax,
+        EngineClockMode::Increment => ClockMode::Increment,
+    }
 }
 fn hot_percent() -> u8 {
     defaults::HOT_PERCENT

@@ -77,7 +77,7 @@ impl Sizes {
                 let (plan, flash) = server.divide(admission, salt)?;
                 Ok(plan.sampled(flash, *share))
             }
-            Sizes::Study(study) => Ok(study.divide(salt)?),
+            Sizes::Study(study) => Ok(study.divide(AdmissionNeed::of(admission), salt)?),
         }
     }
 

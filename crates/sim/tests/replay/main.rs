@@ -26,9 +26,14 @@ fn file(bytes: &[u8]) -> RecordFile<Cursor<&[u8]>> {
 
 #[test]
 fn every_decision_is_the_same() {
-    for (policy, seed) in
-        [("all", 1), ("flashiness", 2), ("flashiness_paper", 3), ("ghost", 4), ("probability", 5)]
-    {
+    for (policy, seed) in [
+        ("all", 1),
+        ("flashiness", 2),
+        ("flashiness_paper", 3),
+        ("ghost", 4),
+        ("probability", 5),
+        ("expected_reads", 6),
+    ] {
         let mut live = Live::new(policy, seed, true);
         live.run(40_000);
         let counts = live.counts();

@@ -11,6 +11,7 @@ use larder_runtime::testing::{Fault, FaultyDevice, MemoryDevice};
 use larder_runtime::{Device, IoOp};
 
 use super::harness::{Client, Site, config, open};
+use crate::kv::CacheConfig;
 
 const FLASH: usize = 4 << 20;
 const KEYS: u64 = 1_500;
@@ -149,6 +150,20 @@ fn flash_out_of_use_shows_in_the_statistics_and_so_does_its_return() {
     assert!(client.hits > hits && client.from_flash > from_flash);
     faulty.heal();
     eventually("flash is in use again", &mut client, &site, |s| !degraded(s));
+    client.check_all(&site);
+    site.stop(true);
+}
+
+#[test]
+fn objects_smaller_than_the_index_is_sized_for_show_in_the_statistics() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = CacheConfig { flash_object_size: 32 << 10, ..config(dir.path().to_owned()) };
+    let (site, _) = open(&config, Arc::new(MemoryDevice::new(FLASH))).unwrap();
+    let mut client = Client::new(11, KEYS);
+    assert!(site.stats().alarms.is_empty());
+    let told = |site: &Site| site.stats().alarms.iter().any(|a| a.contains("is sized for objects"));
+    eventually("the index is too small", &mut client, &site, told);
+    assert!(site.stats().flash.unwrap().forced_evictions > 0);
     client.check_all(&site);
     site.stop(true);
 }

@@ -2,6 +2,8 @@
 
 use larder_base::ByteSize;
 
+use crate::kv::config::ClockMode;
+
 /// The least memory that can be given, bytes.
 pub const LEAST_MEMORY: u64 = 1 << 20;
 /// The least flash that can be asked for, bytes. One that is there already may be as small as
@@ -23,8 +25,11 @@ pub const MOST_MAX_ITEM: u64 = 128 << 20;
 pub const CLOCK_MAX: u8 = 3;
 /// How much of the flash may be hot, percent.
 pub const HOT_PERCENT: u8 = 70;
-/// How much of a reclaimed segment may go back to DRAM, percent.
-pub const REINSERT_PERCENT: u8 = 20;
+/// How much of a reclaimed segment may go back to DRAM, percent: all that was read. With fewer, objects that are read leave, and are
+/// written again when they were missed.
+pub const REINSERT_PERCENT: u8 = 100;
+/// What a read does to an object's CLOCK: one read alone does not keep an object for three turns.
+pub const CLOCK_MODE: ClockMode = ClockMode::Increment;
 
 /// An eighth of the machine's `total` memory, between 64 MiB and 8 GiB: a cache should not crowd out what it serves.
 pub fn memory(total: u64) -> u64 {

@@ -21,6 +21,7 @@ use super::schedule::{Around, Stepped, Turn};
 use super::training::Trained;
 use crate::dram::ObjectMemory;
 use crate::kv::evicted::Evicted;
+use crate::kv::index_room::IndexFull;
 use crate::kv::log::{FlashLog, LogStats, SegmentIo, Step};
 use crate::kv::record::{Decision, MachineTape, RecordedLog, Tape};
 use crate::kv::resize::Resizable;
@@ -44,6 +45,8 @@ pub trait MaintenanceEffects {
     fn evicted(&mut self, _now: Now, _evicted: Vec<Evicted>, _lost: u64) {}
     /// Flash is out of use since writes fail, or in use again.
     fn degraded(&mut self, _degraded: bool) {}
+    /// The flash index is too small for the objects that come to flash, or is not any more.
+    fn index_full(&mut self, _full: Option<IndexFull>) {}
     /// All shards have what the limit on the memory gives them.
     fn memory_followed(&mut self, _limit: u64) {}
     /// The limit on the memory stays at `limit`.
@@ -69,6 +72,8 @@ struct Flash<B> {
     log: RecordedLog<B>,
     kept_budget: KeptBudget,
     segment_bytes: u64,
+    /// Segments written when the index was looked at last, and whether it was too small.
+    looked: (u64, bool),
 }
 
 /// Where the shards stand on the way to another limit on the memory.
@@ -103,6 +108,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
                 kept_budget: KeptBudget::new(log.budget(), capacity, segment_bytes),
                 log: RecordedLog::new(log),
                 segment_bytes,
+                looked: (0, false),
             }
         });
         let divided = node.memory_limit();
@@ -422,6 +428,14 @@ where
         };
         let step = flash.log.step(now, &mut OneByOne(self.node), self.io);
         flash.publish(self.node);
+        let written = flash.log.stats().segments_written;
+        if written != flash.looked.0 {
+            let full = self.node.index_full();
+            if full.is_some() != flash.looked.1 {
+                self.fx.index_full(full);
+            }
+            flash.looked = (written, full.is_some());
+        }
         Stepped { worked: step == Step::Worked, degraded: flash.log.stats().degraded }
     }
     fn degraded(&mut self, degraded: bool) {

@@ -20,9 +20,11 @@ use super::plan::{Plan, PlanError};
 use super::record::RecordedApplications;
 use super::training::Trained;
 use crate::dram::{Arena, ObjectMemory};
+use crate::index::FlashIndex;
 use crate::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Reply, Request};
 use crate::kv::config::object_fits;
 use crate::kv::evicted::Evicted;
+use crate::kv::index_room::IndexFull;
 use crate::kv::log::{OwnerOf, Shards};
 use crate::kv::record::{
     Decision, Input, MachineTape, RecordedShard, RunSetup, SetupError, Tape, replay,
@@ -478,6 +480,19 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             (shard.dram_objects() as u64, bytes as u64)
         };
         (0..self.shards()).map(one).fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1))
+    }
+
+    /// Whether the flash index is too small for the objects that come to flash of late.
+    pub fn index_full(&self) -> Option<IndexFull> {
+        let (mut capacity, mut objects) = (0, 0);
+        let mut lost = Vec::with_capacity(self.shards());
+        for i in 0..self.shards() {
+            let shard = self.lock(i);
+            capacity = shard.config().flash.capacity();
+            objects += FlashIndex::objects_for(shard.index().buckets());
+            lost.push(shard.index_short());
+        }
+        IndexFull::of(capacity, objects, lost.into_iter())
     }
 
     /// Checks every shard. For tests.

@@ -14,9 +14,17 @@ const MAX_SHARDS: usize = 16;
 const LARGEST_PER_ARENA: u64 = 4;
 /// Least memory with which every admission policy works, per shard.
 const MIN_ADMISSION: u64 = 64 << 10;
-/// What admission has for each object that flash can hold, tenths of a byte. With less it forgets keys before they come back;
-/// with more, hits no longer rise and objects have less.
-const ADMISSION_PER_OBJECT: u64 = 43;
+/// What admission has for each object that flash can hold, tenths of a byte: with less it forgets keys before they come back; with
+/// more, hits hardly rise and objects have less. A window of as many keys as flash holds objects is 15 for `reject_first` and 64 for
+/// `ghost`, and `flashiness` takes 61 for the keys of two.
+fn admission_per_object(policy: PolicyName) -> u64 {
+    match policy {
+        PolicyName::RejectFirst | PolicyName::ExpectedReads => 16,
+        PolicyName::Flashiness | PolicyName::FlashinessPaper => 30,
+        PolicyName::Ghost => 43,
+        PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => 0,
+    }
+}
 /// Largest arena: what 32 bits of 16-byte units can address, with room to spare.
 const MAX_ARENA: u64 = 12 << 30;
 /// Smallest arena.
@@ -89,8 +97,6 @@ pub enum PlanError {
 pub enum AdmissionNeed<'a> {
     /// The least: it remembers no keys.
     Nothing,
-    /// A fiftieth of the memory: with more, it would remember more keys, and write more.
-    Fiftieth,
     /// By the objects that flash can hold, and as much as the window takes that this asks for.
     Objects(&'a AdmissionConfig),
 }
@@ -102,23 +108,30 @@ impl AdmissionNeed<'_> {
             PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => {
                 AdmissionNeed::Nothing
             }
-            PolicyName::RejectFirst if config.reject_first.window == 0 => AdmissionNeed::Fiftieth,
             PolicyName::RejectFirst
             | PolicyName::Ghost
             | PolicyName::Flashiness
+            | PolicyName::ExpectedReads
             | PolicyName::FlashinessPaper => AdmissionNeed::Objects(config),
         }
     }
 
-    /// Bytes that it would have of `memory` before a flash of `objects` objects, in `shards` shards.
-    fn bytes(self, memory: u64, objects: u64, shards: u64) -> u64 {
+    /// Bytes that it would have before a flash of `objects` objects, in `shards` shards.
+    fn bytes(self, objects: u64, shards: u64) -> u64 {
         match self {
             AdmissionNeed::Nothing => 0,
-            AdmissionNeed::Fiftieth => memory / 50,
             AdmissionNeed::Objects(config) => {
-                let window = config.window_bytes(shards).saturating_mul(shards);
-                (objects.saturating_mul(ADMISSION_PER_OBJECT) / 10).max(window)
+                let usual = objects.saturating_mul(admission_per_object(config.policy)) / 10;
+                usual.max(self.window(shards))
             }
+        }
+    }
+
+    /// Bytes that a window takes which is stated.
+    fn window(self, shards: u64) -> u64 {
+        match self {
+            AdmissionNeed::Nothing => 0,
+            AdmissionNeed::Objects(config) => config.window_bytes(shards).saturating_mul(shards),
         }
     }
 }
@@ -155,10 +168,10 @@ pub struct Plan {
 }
 
 /// Free room of an arena at which the cleaner is called, and at which it rests. What is staged counts as free, so the
-/// marks lie above a shard's part of the open segments.
+/// marks lie above a shard's part of the open segments: by so much that writes find room while both are filled.
 fn marks(arena: u64, staged: u64) -> (usize, usize) {
-    let low = (arena / 32).max(staged).min(arena / 4);
-    (low as usize, (low + low / 2).min(arena / 2) as usize)
+    let low = (staged + arena / 64).max(arena / 32).min(arena / 2);
+    (low as usize, (low + arena / 32).min(arena / 4 * 3) as usize)
 }
 
 /// What is left of `memory` for each of `shards` arenas. The DRAM table is up to 2.2 % of the arena it serves.
@@ -171,9 +184,83 @@ fn memory_of(bytes: u64, shards: u64) -> u64 {
     (bytes.div_ceil(shards) * shards).div_ceil(1000) * 1023 + 1023 + shards
 }
 
+/// A flash that is divided, with the number of objects that it is expected to hold. All zero without one.
+struct Flashed {
+    capacity: u64,
+    segments: u16,
+    segment: u64,
+    expected: u64,
+}
+
+impl Flashed {
+    /// Buckets of each of `n` shards' indexes.
+    fn buckets(&self, n: u64, kept: Option<u32>) -> u32 {
+        match kept {
+            _ if self.capacity == 0 => 1,
+            Some(buckets) => buckets,
+            None => FlashIndex::buckets_for((self.expected / n).max(64)),
+        }
+    }
+}
+
+/// What lies beside objects and admission, bytes of all shards.
+struct Beside {
+    buckets: u32,
+    index: u64,
+    buffers: u64,
+    tables: u64,
+    access: u64,
+    statistics: u64,
+    /// What admission has at least.
+    least_admission: u64,
+}
+
+impl Beside {
+    fn of(memory: u64, n: u64, of: &Flashed, buckets: u32) -> Beside {
+        let flash = of.capacity > 0;
+        Beside {
+            buckets,
+            index: FlashIndex::words_for(buckets) as u64 * 8 * n,
+            buffers: if flash { 3 * of.segment } else { 0 },
+            tables: (u64::from(of.segments) + 1) * 12 * n + table_words(of.segments) as u64 * 8,
+            // The times of last accesses have 0.5 %.
+            access: if flash { memory / 200 } else { 64 * n },
+            statistics: n * (257 * 104),
+            least_admission: if flash { MIN_ADMISSION * n } else { 16 << 10 },
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        self.index + self.buffers + self.tables + self.access + self.statistics
+    }
+
+    /// What admission has of `memory`, of which `objects` bytes are for objects and the table that finds them.
+    fn admission(
+        &self,
+        need: AdmissionNeed<'_>,
+        memory: u64,
+        n: u64,
+        of: &Flashed,
+        objects: u64,
+    ) -> u64 {
+        if of.capacity == 0 {
+            return self.least_admission;
+        }
+        need.bytes(of.expected, n)
+            .min(memory.saturating_sub(self.index) / 4)
+            .min(memory.saturating_sub(self.sum() + objects))
+            .max(self.least_admission)
+    }
+}
+
 /// One shard holds the largest object, and something beside it.
 fn least_arena(max_item: u64) -> u64 {
     max_item + max_item / 4 + 4096
+}
+
+/// What objects have of `memory` at least.
+fn least_objects(memory: u64) -> u64 {
+    MIN_ARENA.max(memory / 16)
 }
 
 /// The smallest segment, bytes.
@@ -263,25 +350,14 @@ impl Plan {
                 most: ByteSize(kept.map_or(Plan::MOST_SHARDS, |(n, _)| n) as u64 * MAX_ARENA),
             });
         }
+        let of = Flashed { capacity, segments, segment, expected };
         loop {
             let n = shards as u64;
-            let objects = expected / n;
-            let buckets = match kept {
-                Some((_, buckets)) => buckets,
-                None if capacity > 0 => FlashIndex::buckets_for(objects.max(64)),
-                None => 1,
-            };
-            let index = FlashIndex::words_for(buckets) as u64 * 8 * n;
-            let buffers = if capacity > 0 { 3 * segment } else { 0 };
-            let tables = (u64::from(segments) + 1) * 12 * n + table_words(segments) as u64 * 8;
-            // The times of last accesses have 0.5 %.
-            let access = if capacity > 0 { memory / 200 } else { 64 * n };
-            let statistics = n * (257 * 104);
-            let beside = index + buffers + tables + access + statistics;
-            let least_admission = if capacity > 0 { MIN_ADMISSION * n } else { 16 << 10 };
+            let buckets = of.buckets(n, kept.map(|(_, buckets)| buckets));
+            let beside = Beside::of(memory, n, &of, buckets);
             // How many shards there are is for the objects to decide: not for what admission would like to have.
             let enough = (LARGEST_PER_ARENA * max_item).max(MIN_ARENA);
-            if arena_of(memory, beside + least_admission, n) < enough
+            if arena_of(memory, beside.sum() + beside.least_admission, n) < enough
                 && shards > 1
                 && kept.is_none()
             {
@@ -292,27 +368,19 @@ impl Plan {
             if kept.is_some() {
                 needed = needed.max(MIN_ARENA).max(2 * (2 * segment / n));
             }
-            let least_objects = MIN_ARENA.max(memory / 16);
-            let admission = if capacity > 0 {
-                // What cannot be served otherwise is served with less admission.
-                let objects = memory_of((needed * n).max(least_objects), n);
-                admission
-                    .bytes(memory, expected, n)
-                    .min(memory.saturating_sub(index) / 4)
-                    .min(memory.saturating_sub(beside + objects))
-                    .max(least_admission)
-            } else {
-                least_admission
-            };
-            let fixed = beside - index + admission;
-            let arena = arena_of(memory, index + fixed, n);
+            let least_objects = least_objects(memory);
+            // What cannot be served otherwise is served with less admission.
+            let objects = memory_of((needed * n).max(least_objects), n);
+            let admission = beside.admission(admission, memory, n, &of, objects);
+            let fixed = beside.sum() + admission;
+            let arena = arena_of(memory, fixed, n);
             if capacity > 0 && arena * n < least_objects {
                 return Err(PlanError::TooLittleMemory {
                     memory: ByteSize(memory),
                     flash: ByteSize(capacity),
-                    index: ByteSize(index),
+                    index: ByteSize(beside.index),
                     object: ByteSize(object),
-                    fixed: ByteSize(fixed),
+                    fixed: ByteSize(fixed - beside.index),
                     arena: ByteSize(least_objects),
                 });
             }
@@ -324,23 +392,83 @@ impl Plan {
                     left: ByteSize(arena),
                 });
             }
-            let staged = if capacity > 0 { 2 * segment / n } else { 0 };
-            let (free_low, free_high) = marks(arena, staged);
-            return Ok(Plan {
-                shards,
-                arena_bytes: arena as usize,
-                buckets: if capacity > 0 { buckets } else { 1 },
-                region_words: Self::region_words(segments, shards, buckets),
-                admission_bytes: (admission / n) as usize,
-                access_times: (access / n / 8) as usize,
-                objects,
-                free_low,
-                free_high,
-                memory,
-                fixed: index + fixed,
-                staged,
-                max_item,
-            });
+            return Ok(Self::laid_out(memory, arena, shards, max_item, &of, &beside, admission));
+        }
+    }
+
+    /// The division around arenas of `arena` bytes each, of so many shards: what a server has beside its objects whose memory leaves
+    /// them this much. For who states the memory of objects rather than all of it; nothing is refused here.
+    pub(super) fn around(
+        arena: u64,
+        shards: usize,
+        max_item: u64,
+        (flash, object): (FlashGeometry, u64),
+        need: AdmissionNeed<'_>,
+    ) -> Plan {
+        let n = shards as u64;
+        let of = Flashed {
+            capacity: flash.capacity(),
+            segments: flash.segments,
+            segment: u64::from(flash.segment_bytes),
+            expected: flash.capacity() / object.max(64),
+        };
+        let buckets = of.buckets(n, None);
+        let divided = |memory: u64| {
+            let beside = Beside::of(memory, n, &of, buckets);
+            let objects = memory_of(least_objects(memory), n);
+            let admission = beside.admission(need, memory, n, &of, objects);
+            (beside, admission)
+        };
+        // The least memory that leaves so much. What is beside grows by at most a third of the memory, so there is one.
+        let (mut low, mut high) = (0, memory_of(arena * n, n));
+        loop {
+            let (beside, admission) = divided(high);
+            if arena_of(high, beside.sum() + admission, n) >= arena {
+                break;
+            }
+            (low, high) = (high, high.saturating_mul(2));
+        }
+        while low + 1 < high {
+            let memory = low + (high - low) / 2;
+            let (beside, admission) = divided(memory);
+            match arena_of(memory, beside.sum() + admission, n) >= arena {
+                true => high = memory,
+                false => low = memory,
+            }
+        }
+        let (beside, usual) = divided(high);
+        // A window that is stated has what it takes, where a server would refuse it for want of memory.
+        let admission = usual.max(need.window(n));
+        let memory = high + (admission - usual);
+        Self::laid_out(memory, arena, shards, max_item, &of, &beside, admission)
+    }
+
+    fn laid_out(
+        memory: u64,
+        arena: u64,
+        shards: usize,
+        max_item: u64,
+        of: &Flashed,
+        beside: &Beside,
+        admission: u64,
+    ) -> Plan {
+        let n = shards as u64;
+        let staged = if of.capacity > 0 { 2 * of.segment / n } else { 0 };
+        let (free_low, free_high) = marks(arena, staged);
+        Plan {
+            shards,
+            arena_bytes: arena as usize,
+            buckets: beside.buckets,
+            region_words: Self::region_words(of.segments, shards, beside.buckets),
+            admission_bytes: (admission / n) as usize,
+            access_times: (beside.access / n / 8) as usize,
+            objects: of.expected / n,
+            free_low,
+            free_high,
+            memory,
+            fixed: beside.sum() + admission,
+            staged,
+            max_item,
         }
     }
 
@@ -458,6 +586,17 @@ mod tests {
         }
     }
 
+    /// Else all that is free may be staged, and every write evicts on the request path until a segment is written.
+    #[test]
+    fn marks_leave_room_beside_what_is_staged() {
+        for (memory, flash) in [(4 << 20, 26 << 20), (64 << 20, 1 << 30), (1 << 30, 16u64 << 30)] {
+            let p = plan(memory, 1 << 20, Some((&geometry(memory, flash), 337))).unwrap();
+            let arena = p.arena_bytes as u64;
+            assert!(p.free_low as u64 >= p.staged + arena / 64 && p.free_high < p.arena_bytes / 4);
+            assert!(p.free_high as u64 >= p.free_low as u64 + arena / 32, "{p:?}");
+        }
+    }
+
     #[test]
     fn little_memory_has_few_shards_rather_than_starved_ones() {
         for memory in [2u64 << 20, 6 << 20, 24 << 20, 64 << 20] {
@@ -469,16 +608,23 @@ mod tests {
         }
     }
 
-    /// The server of the study: `-m 4m`, 26 MiB of flash, objects of 280 bytes. A fiftieth of the memory was 82 KiB.
+    /// The server of the study: 4 MiB before 26 MiB of flash, objects of 280 bytes. A fiftieth of the memory was 82 KiB.
     #[test]
-    fn admission_has_4_3_bytes_for_each_object_that_flash_can_hold() {
+    fn admission_is_sized_by_the_objects_that_flash_can_hold() {
         let (memory, flash) = (4 << 20, 26 << 20);
         let g = geometry(memory, flash);
         let objects = g.capacity() / 280;
         let p = plan(memory, 1 << 20, Some((&g, 280))).unwrap();
         let all = |p: &Plan| (p.admission_bytes * p.shards) as u64;
-        assert!(all(&p).abs_diff(objects * 43 / 10) < p.shards as u64, "{objects}: {p:?}");
-        assert!(all(&p) > 390_000, "{p:?}");
+        let of = |policy| objects * admission_per_object(policy) / 10;
+        assert!(all(&p).abs_diff(of(PolicyName::Flashiness)) < p.shards as u64, "{objects}: {p:?}");
+        assert!(all(&p) > 270_000, "{p:?}");
+        let config = AdmissionConfig::from_name("reject_first").unwrap();
+        let r = Plan::new(memory, 1 << 20, Some((&g, 280)), AdmissionNeed::of(&config)).unwrap();
+        assert!(all(&r).abs_diff(of(PolicyName::RejectFirst)) < r.shards as u64, "{r:?}");
+        // More memory is the objects', not admission's.
+        let twice = plan(2 * memory, 1 << 20, Some((&g, 280))).unwrap();
+        assert!(all(&twice).abs_diff(all(&p)) < 8 && twice.shards == p.shards, "{twice:?}");
         // Objects pay for it.
         let sum = p.fixed + p.shards as u64 * p.arena_bytes as u64;
         assert!(sum <= memory && sum > memory * 97 / 100, "{sum}: {p:?}");
@@ -486,12 +632,12 @@ mod tests {
         let p = plan(memory, 64 << 10, Some((&g, 280))).unwrap();
         assert!(p.shards > 4 && p.admission_bytes == 64 << 10, "{p:?}");
 
-        // Where flash is 17 times the memory, it is a quarter of what the index leaves.
-        let g = geometry(64 << 20, 17 * (64 << 20));
+        // Where flash is 24 times the memory, it is a quarter of what the index leaves.
+        let g = geometry(64 << 20, 24 * (64 << 20));
         let p = plan(64 << 20, 1 << 20, Some((&g, 280))).unwrap();
         let index = (FlashIndex::words_for(p.buckets) * 8 * p.shards) as u64;
         assert!(all(&p).abs_diff(((64 << 20) - index) / 4) <= p.shards as u64, "{p:?}");
-        assert!(g.capacity() / 280 * 43 / 10 > all(&p));
+        assert!(g.capacity() / 280 * admission_per_object(PolicyName::Flashiness) / 10 > all(&p));
     }
 
     #[test]
@@ -516,14 +662,18 @@ mod tests {
         };
         let (shards, buckets, default) = with(|_| {});
         let least = 64 << 10;
+        let of = |policy| {
+            (g.capacity() / 280 * admission_per_object(policy) / 10).max(least * shards as u64)
+        };
         // No policy changes how the index is divided.
         for (want, change) in [
             (least * shards as u64, (|c| c.policy = PolicyName::All) as fn(&mut AdmissionConfig)),
             (least * shards as u64, |c| c.policy = PolicyName::Probability),
             (least * shards as u64, |c| c.policy = PolicyName::WriteRate),
-            (memory / 50, |c| c.policy = PolicyName::RejectFirst),
-            (default, |c| c.policy = PolicyName::Ghost),
-            (default, |c| {
+            (of(PolicyName::RejectFirst), |c| c.policy = PolicyName::RejectFirst),
+            (of(PolicyName::Ghost), |c| c.policy = PolicyName::Ghost),
+            (default, |c| c.policy = PolicyName::FlashinessPaper),
+            (of(PolicyName::RejectFirst), |c| {
                 c.policy = PolicyName::RejectFirst;
                 c.reject_first.window = 1000;
             }),

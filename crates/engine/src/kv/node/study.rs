@@ -1,20 +1,16 @@
 //! A division for studies, which fix the DRAM for objects.
 //!
 //! A paper's figure and a comparison of policies at equal DRAM say how much memory *objects* have. Everything beside them (index,
-//! admission, tables, buffers) comes on top then, and is ample, so that it decides nothing. No server divides its memory so: what
-//! one does with `-m` is [`Plan::new`].
+//! admission, tables, buffers) comes on top then, and is what a server has there whose memory leaves its objects this much: the
+//! plan says how much memory that is.
 
 use larder_format::geometry::{MAX_SEGMENT_BYTES, MAX_SEGMENTS};
 
-use super::plan::Plan;
-use crate::index::FlashIndex;
+use super::plan::{AdmissionNeed, Plan};
 use crate::kv::config::FlashGeometry;
 
 /// What a shard's arena can address.
 const MAX_ARENA: u64 = 16 << 30;
-/// Bytes for admission of each object that flash can hold, and of a shard.
-const ADMISSION_PER_OBJECT: u64 = 20;
-const ADMISSION: u64 = 4 << 20;
 
 /// Sizes that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,11 +50,15 @@ fn least_segment(flash: u64, arena: u64) -> u64 {
 }
 
 impl Study {
-    /// Divides it. `salt` is mixed into the records' checksums.
+    /// Divides it, with what admission needs. `salt` is mixed into the records' checksums.
     ///
     /// # Errors
     /// Sizes that cannot work.
-    pub fn divide(&self, salt: u32) -> Result<(Plan, FlashGeometry), StudyError> {
+    pub fn divide(
+        &self,
+        need: AdmissionNeed<'_>,
+        salt: u32,
+    ) -> Result<(Plan, FlashGeometry), StudyError> {
         let refused = |what, value, must| Err(StudyError { what, value, must });
         let shards = u64::from(self.shards);
         if !matches!(shards, 1 | 2 | 4) {
@@ -90,8 +90,6 @@ impl Study {
             let must = format!("8 to {MAX_SEGMENTS} segments of {segment} bytes");
             return refused("flash", self.flash, must);
         }
-        // What is staged counts as free: leave room for what two open segments hold.
-        let room = (arena / 32).max(5 * segment / 2).min(arena / 2);
         if !(64 << 10..=MAX_ARENA).contains(&arena) || arena < 3 * segment {
             let must = format!(
                 "enough for 64 KiB and three segments of {segment} bytes a shard, and at most 16 GiB a shard"
@@ -100,24 +98,69 @@ impl Study {
         }
         let flash =
             FlashGeometry { salt, segments: segments as u16, segment_bytes: segment as u32 };
-        let objects = (flash.capacity() / self.object.max(64)).max(1024) / shards;
-        // Twice the slots: the mean record is an estimate, and forced evictions are not what is studied here.
-        let buckets = FlashIndex::buckets_for(objects * 2);
-        let plan = Plan {
-            shards: shards as usize,
-            arena_bytes: arena as usize,
-            buckets,
-            region_words: Plan::region_words(flash.segments, shards as usize, buckets),
-            admission_bytes: (objects * ADMISSION_PER_OBJECT + ADMISSION) as usize,
-            access_times: 1024.max(objects as usize / 16),
-            objects,
-            free_low: room as usize,
-            free_high: (room + arena / 16) as usize,
-            memory: self.dram,
-            fixed: 0,
-            staged: 2 * segment / shards,
-            max_item: self.max_item,
-        };
-        Ok((plan, flash))
+        let of = (flash, self.object);
+        Ok((Plan::around(arena, shards as usize, self.max_item, of, need), flash))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_format::Geometry;
+    use larder_format::geometry::SEGMENTS_AT;
+    use larder_policy::admission::AdmissionConfig;
+
+    use super::*;
+
+    /// Figures of a study are those of a server: one that has the memory which the plan names divides it so.
+    #[test]
+    fn what_is_beside_the_objects_is_what_a_server_has() {
+        for policy in ["flashiness", "ghost", "reject_first", "all"] {
+            let config = AdmissionConfig::from_name(policy).unwrap();
+            for (dram, flash) in [(3 << 20, 26 << 20), (12 << 20, 150 << 20), (7 << 19, 1 << 29)] {
+                let study = Study {
+                    dram,
+                    flash,
+                    segment: (flash as u32 / 2048).next_power_of_two().max(64 << 10),
+                    shards: 1,
+                    object: 320,
+                    // Of objects so large, all that do not fit one shard's memory four times are in one shard.
+                    max_item: dram / 3,
+                };
+                let need = AdmissionNeed::of(&config);
+                let (p, g) = study.divide(need, 1).unwrap();
+                assert_eq!((p.arena_bytes as u64, p.shards), (dram, 1));
+                // A flash has its superblocks beside the segments, a study's has none.
+                let all = flash + SEGMENTS_AT;
+                let divided = Geometry::with_segment(all, u64::from(g.segment_bytes)).unwrap();
+                assert_eq!(divided.capacity(), g.capacity());
+                let of = Some((&divided, study.object as u32));
+                let server = Plan::new(p.memory, study.max_item, of, need).unwrap();
+                let near = |a: usize, b: usize| a.abs_diff(b) * 100 <= a.max(b);
+                assert_eq!(server.shards, 1);
+                assert!(near(server.arena_bytes, p.arena_bytes), "{policy}: {server:?} {p:?}");
+                assert!(near(server.admission_bytes, p.admission_bytes), "{server:?} {p:?}");
+                assert!(near(server.access_times, p.access_times), "{server:?} {p:?}");
+                assert!(near(server.buckets as usize, p.buckets as usize), "{server:?} {p:?}");
+                assert!(near(server.free_low, p.free_low), "{server:?} {p:?}");
+                assert!(near(server.free_high, p.free_high), "{server:?} {p:?}");
+                let all = p.fixed + dram;
+                assert!(all <= p.memory && all > p.memory * 96 / 100, "{p:?}");
+            }
+        }
+    }
+
+    /// Where a server would refuse it for want of memory.
+    #[test]
+    fn a_window_that_is_stated_has_what_it_takes() {
+        for policy in ["ghost", "reject_first"] {
+            let mut config = AdmissionConfig::from_name(policy).unwrap();
+            (config.ghost.window, config.reject_first.window) = (1 << 20, 1 << 20);
+            let (dram, flash, object, max_item) = (1 << 20, 4 << 20, 320, 4096);
+            let study = Study { dram, flash, segment: 64 << 10, shards: 1, object, max_item };
+            let (p, _) = study.divide(AdmissionNeed::of(&config), 1).unwrap();
+            assert!(p.admission_bytes as u64 >= config.window_bytes(1), "{policy}: {p:?}");
+            assert_eq!(p.arena_bytes as u64, dram);
+            assert!(p.memory > p.fixed + dram, "{policy}: {p:?}");
+        }
     }
 }

@@ -8,6 +8,7 @@ use larder_policy::admission::{AppReport, ModelReport, Reason};
 
 use super::node::Node;
 use crate::dram::ObjectMemory;
+use crate::kv::index_room::IndexFull;
 use crate::kv::log::LogStats;
 use crate::kv::stats::{AppStats, ShardStats};
 
@@ -36,6 +37,8 @@ pub struct Totals {
     pub first_filled: u64,
     /// Objects that admission refused, by reason.
     pub rejected: Vec<(&'static str, u64)>,
+    /// The flash index is too small for the objects that come to flash.
+    pub index_full: Option<IndexFull>,
     /// Bytes of memory by component.
     pub memory: Vec<(&'static str, u64)>,
     /// Counters by application, [`AppId::COUNT`] of them.
@@ -91,6 +94,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
     pub fn totals(&self, now: Nanos) -> Totals {
         let mut all = Totals {
             apps: vec![AppStats::default(); AppId::COUNT],
+            index_full: self.index_full(),
             rejected: Reason::ALL.iter().map(|reason| (reason.as_str(), 0)).collect(),
             ..Totals::default()
         };

@@ -1,0 +1,299 @@
+//! `expected_reads`: an object is worth the reads that flash would answer of it.
+//!
+//! What leaves DRAM is sorted by what is known of it (reads, refetches, time away, size, idleness) into a table of means: how many reads
+//! its like got in one lifetime of flash ([`table`]). The table is filled by some of the objects that are judged, which are followed
+//! for a lifetime whether they went to flash or not ([`follow`]).
+//!
+//! An object goes to flash if what is expected of it is worth its room: more, per byte, than what the far end of the log still earns.
+//! Every byte that is written takes a byte's room from there; see [`price`](super::price) for why that is the cost of a write.
+
+mod follow;
+mod table;
+
+use larder_base::{AppId, Nanos, ObjectHash, Rng};
+
+use super::cut::{Cut, Offered};
+use super::memory::KeyMemory;
+use super::{
+    Access, AdmissionError, AdmissionPolicy, Candidate, Departure, ExpectedReadsConfig, Features,
+    Reason, Setup, Verdict,
+};
+use crate::learn::{exp2, log2_fixed};
+use follow::{Became, Follow};
+use table::{Like, Quartiles, Table};
+
+/// Keys remembered for each object that flash can hold: one for it, and one for a key that was turned away.
+const KEYS_PER_OBJECT: u64 = 2;
+const LEAST_MEMORY: usize = 16 << 10;
+/// Objects that were seen to their end before the table decides; until then what was read, or fetched again, is admitted.
+const LEAST_SEEN: u32 = 64;
+/// Followed objects over which earnings of the log's far end are averaged (exponentially).
+const EARNED_OVER: f32 = 512.0;
+const HOUR: Nanos = Nanos::from_secs(3600);
+const WEEK: Nanos = Nanos::from_secs(7 * 86_400);
+
+/// What the second half of their lives earned the objects that went to flash.
+#[derive(Clone, Copy, Debug, Default)]
+struct Earnings {
+    value: f32,
+    bytes: f32,
+    seen: f32,
+    at: Nanos,
+}
+
+impl Earnings {
+    fn learn(&mut self, became: &Became, exponent: f32, now: Nanos) {
+        let keep = 1.0 - 1.0 / EARNED_OVER;
+        // The second half, doubled: as though it went on for a lifetime.
+        let value = 2.0 * became.late as f32 * exp2((1.0 - exponent) * became.log2_size);
+        self.value = self.value * keep + value;
+        self.bytes = self.bytes * keep + exp2(became.log2_size);
+        self.seen = self.seen * keep + 1.0;
+        self.at = now;
+    }
+
+    /// Per byte; nothing before enough was seen. Halved with each lifetime in which nothing was: a price that keeps everything out
+    /// must not stand for ever.
+    fn per_byte(&self, now: Nanos, lifetime: Nanos) -> f32 {
+        if self.seen < LEAST_SEEN as f32 / 2.0 {
+            return 0.0;
+        }
+        let quiet = (now - self.at).as_secs_f64() / lifetime.as_secs_f64().max(1e-9);
+        self.value / self.bytes * exp2(-quiet as f32)
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct ExpectedReads {
+    config: ExpectedReadsConfig,
+    exponent: f32,
+    share: f64,
+    memory: usize,
+    history: KeyMemory,
+    follow: Follow,
+    table: Table,
+    seen: u32,
+    quartiles: Quartiles,
+    earnings: Earnings,
+    /// Holds a rate of writes, if there is one.
+    cut: Option<Cut<Kind>>,
+    started: Option<Nanos>,
+    /// As told, smoothed.
+    lifetime: Option<Nanos>,
+}
+
+/// What a candidate is scored by.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    like: Like,
+    log2_size: f32,
+}
+
+impl ExpectedReads {
+    /// With the parameters of `config`.
+    ///
+    /// # Errors
+    /// [`AdmissionError::Memory`] below 16 KiB.
+    pub fn new(
+        config: &ExpectedReadsConfig,
+        setup: &Setup,
+    ) -> Result<ExpectedReads, AdmissionError> {
+        if setup.memory < LEAST_MEMORY {
+            let (policy, need) = ("expected_reads", LEAST_MEMORY);
+            return Err(AdmissionError::Memory { policy, need, given: setup.memory });
+        }
+        let mut rng = Rng::new(setup.seed);
+        // An eighth for the objects that are followed, at most a quarter for the table, the rest for keys.
+        let followed = (setup.memory / 8).min(MOST_FOLLOWED * Follow::BYTES);
+        let follow = Follow::new(followed, rng.next_u64());
+        let table = Table::new(setup.memory / 4);
+        let rate = match config.bytes_per_second.0 {
+            0 => setup.budget_rate.filter(|rate| rate.is_finite() && *rate > 0.0),
+            fixed => Some(fixed as f64),
+        };
+        let cut = rate.map(|whole| Cut::new(whole * setup.share, setup.memory));
+        let beside =
+            follow.memory_bytes() + table.memory_bytes() + Cut::<Kind>::bytes_of(setup.memory);
+        let keys = setup.objects.saturating_mul(KEYS_PER_OBJECT).max(64);
+        Ok(ExpectedReads {
+            exponent: config.exponent(),
+            share: setup.share,
+            memory: setup.memory,
+            history: KeyMemory::new(keys, setup.memory.saturating_sub(beside)),
+            follow,
+            table,
+            seen: 0,
+            quartiles: Quartiles::NONE,
+            earnings: Earnings::default(),
+            cut,
+            started: None,
+            lifetime: None,
+            config: config.clone(),
+        })
+    }
+
+    /// How long flash holds what it has, as far as that is known.
+    fn lifetime(&self, now: Nanos) -> Nanos {
+        let least = Nanos::from_secs(1);
+        match self.lifetime {
+            Some(lifetime) => lifetime.clamp(least, WEEK),
+            // Nothing has left yet: objects live at least as long as the cache has been up.
+            None => (now - self.started.unwrap_or(now)).clamp(least, HOUR),
+        }
+    }
+
+    /// Takes in what has become of the followed.
+    fn learn(&mut self, now: Nanos) {
+        let (table, earnings, exponent) = (&mut self.table, &mut self.earnings, self.exponent);
+        let (seen, full) = (&mut self.seen, self.lifetime.is_some());
+        self.follow.next(now, |became| {
+            table.learn(became.like, became.reads);
+            *seen = seen.saturating_add(1);
+            // Before the first has left flash nothing has been displaced.
+            if became.admitted && full {
+                earnings.learn(&became, exponent, now);
+            }
+        });
+    }
+
+    /// Reads to be expected of an object, over a power of its size.
+    fn worth(&self, of: Kind) -> f32 {
+        self.table.expected(of.like) * exp2(-self.exponent * of.log2_size)
+    }
+}
+
+/// Objects that are followed at most in a shard.
+const MOST_FOLLOWED: usize = 65_536;
+
+/// Whether the simple rule admits it, which decides until the table does.
+fn rule(f: &Features, refetches: u8, survivor: bool) -> bool {
+    survivor || f.reads > 0 || refetches > 0
+}
+
+impl AdmissionPolicy for ExpectedReads {
+    fn on_write(&mut self, access: &Access, update: bool) {
+        let fingerprint = access.hash.fingerprint();
+        self.started.get_or_insert(access.at);
+        self.history.write(fingerprint, update, access.at);
+        self.follow.write(fingerprint, access.at, update);
+    }
+
+    #[inline]
+    fn on_read(&mut self, access: &Access, _: &Features) {
+        self.on_flash_read(access);
+    }
+
+    #[inline]
+    fn on_flash_read(&mut self, access: &Access) {
+        let fingerprint = access.hash.fingerprint();
+        if self.follow.follows(fingerprint) {
+            self.follow.read(fingerprint, access.at, self.lifetime(access.at), false);
+        }
+    }
+
+    fn on_miss(&mut self, hash: ObjectHash, _: AppId, now: Nanos) {
+        let fingerprint = hash.fingerprint();
+        self.history.miss(fingerprint);
+        if self.follow.follows(fingerprint) {
+            self.follow.read(fingerprint, now, self.lifetime(now), true);
+        }
+    }
+
+    fn on_departure(&mut self, access: &Access, departure: Departure) {
+        match departure {
+            Departure::Removed => self.follow.removed(access.hash.fingerprint(), access.at),
+            // Moved: it lives on. Updated: on_write said so. Evicted: misses count in its place.
+            Departure::Moved | Departure::Updated | Departure::Evicted => {}
+        }
+    }
+
+    fn judge(&mut self, candidate: &Candidate, now: Nanos) -> Verdict {
+        let f = &candidate.features;
+        let fingerprint = candidate.hash.fingerprint();
+        let past = self.history.recall(fingerprint);
+        let lifetime = self.lifetime(now);
+        // What has become of others is known before the decision that it may bear on.
+        self.learn(now);
+        let log2_size = f32::from(log2_fixed(f.size)) / 1024.0;
+        let quarter = self.quartiles.see(log2_size);
+        let like = table::like(f, past, candidate.survivor, quarter, lifetime);
+        let kind = Kind { like, log2_size };
+        let expected = self.table.expected(like);
+        let worth = self.worth(kind);
+        let known = self.seen >= ((f64::from(LEAST_SEEN) * self.share) as u32).max(16);
+        let floor = self.config.price * self.earnings.per_byte(now, lifetime);
+        let wanted = match known {
+            true => expected >= self.config.least && worth >= floor,
+            false => rule(f, past.refetches, candidate.survivor),
+        };
+        let admitted = match self.cut.take() {
+            None => wanted,
+            Some(mut cut) => {
+                let offered = Offered { of: kind, bytes: f.size };
+                let admitted = cut.admits(worth, offered, wanted, now, |o| self.worth(o.of));
+                self.cut = Some(cut);
+                admitted
+            }
+        };
+        self.follow.judged(fingerprint, now, lifetime, (like, log2_size, admitted));
+        match admitted {
+            true => Verdict::Admit { score: worth },
+            false if f.reads == 0 && past.refetches == 0 => Verdict::Reject(Reason::Unread),
+            false => Verdict::Reject(Reason::NotFlashy),
+        }
+    }
+
+    fn set_budget_rate(&mut self, bytes_per_second: f64) {
+        if self.config.bytes_per_second.0 == 0 && bytes_per_second > 0.0 {
+            let rate = bytes_per_second * self.share;
+            match &mut self.cut {
+                Some(cut) => cut.set_rate(rate),
+                None => self.cut = Some(Cut::new(rate, self.memory)),
+            }
+        }
+    }
+
+    #[inline]
+    fn wants_read(&self, hash: ObjectHash) -> bool {
+        self.follow.follows(hash.fingerprint())
+    }
+
+    #[inline]
+    fn warm(&self, hash: ObjectHash) {
+        self.history.expect(hash.fingerprint());
+    }
+
+    #[inline]
+    fn warm_again(&self, hash: ObjectHash) {
+        self.history.warm_to_write(hash.fingerprint());
+    }
+
+    #[inline]
+    fn warm_candidate(&self, hash: ObjectHash) {
+        self.history.warm(hash.fingerprint());
+    }
+
+    fn grow_as_filled(&mut self) {
+        self.history.grow_as_filled();
+    }
+
+    fn spared_bytes(&self) -> usize {
+        self.history.spared_bytes()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.history.memory_bytes()
+            + self.follow.memory_bytes()
+            + self.table.memory_bytes()
+            + self.cut.as_ref().map_or(0, Cut::memory_bytes)
+    }
+
+    fn set_lifetime(&mut self, _: Nanos, lifetime: Nanos) {
+        // Smoothed: one odd segment must not stretch every label.
+        self.lifetime = Some(match self.lifetime {
+            Some(old) => Nanos(old.0 - old.0 / 4 + lifetime.0 / 4),
+            None => lifetime,
+        });
+    }
+}
