@@ -731,7 +731,7 @@ mod tests {
     }
 
     /// `flashiness` at three tenths of what `all` writes, seed 1, twice: by `plan` and by what `change` makes of it.
-    fn before_and_after(workload: &str, requests: u64, change: fn(&mut Plan)) -> [Outcome; 2] {
+    fn before_and_after(workload: &str, change: fn(&mut Plan)) -> [Outcome; 2] {
         let mut plan = Plan {
             workloads: vec![Workload::named(workload).unwrap()],
             seeds: 1,
