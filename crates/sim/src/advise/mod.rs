@@ -319,10 +319,15 @@ impl Model {
     pub fn told(&self, q: &Question, c: Candidate, limit: WriteLimit) -> Told {
         let mut admission = AdmissionConfig { policy: c.policy, ..AdmissionConfig::default() };
         if matches!(c.policy, PolicyName::Flashiness | PolicyName::FlashinessPaper) {
-            admission.flashiness.objective = q.admission_objective;
             admission.flashiness.price = q.price;
         }
-        admission.expected_reads.objective = q.admission_objective;
+        let seeks =
+            [PolicyName::Flashiness, PolicyName::FlashinessPaper, PolicyName::ExpectedReads];
+        if seeks.contains(&c.policy) {
+            // A server is told it once, for all that seek hits of a kind.
+            admission.flashiness.objective = q.admission_objective;
+            admission.expected_reads.objective = q.admission_objective;
+        }
         if let WriteLimit::Rate(bytes) = limit {
             admission.flashiness.bytes_per_second = ByteSize(bytes);
         }
