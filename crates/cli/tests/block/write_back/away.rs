@@ -282,10 +282,10 @@ fn what_waits_for_a_server_that_does_not_answer_ends_in_its_time_and_with_whoeve
             &["write", "disk", "through"],
             &["detach", "disk", "--keep-dirty"],
         ];
-        for command in commands {
+        // (Of a store that does not answer it may be put aside as long as nothing is under way there, which is for chance here.)
+        for command in &commands[..if of_marker { 5 } else { 4 }] {
             let begun = Instant::now();
-            // (Without anything under way to the store it may be put aside.)
-            let (code, said, error) = ask(dir, &[command, &["--timeout", "2"]].concat());
+            let (code, said, error) = ask(dir, &[*command, &["--timeout", "2"]].concat());
             let took = begun.elapsed();
             assert_eq!(code, 1, "{command:?}: {said}{error}");
             assert!(took < Duration::from_secs(9), "{command:?}: {took:?}");
