@@ -12,7 +12,7 @@ use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Reas
 use super::api::Location;
 use super::flash::MAX_TWINS;
 use super::planted::Planted;
-use super::shard::KvShard;
+use super::shard::{KvShard, MOST_WANTED};
 use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
 use crate::index::{Entry, Family, Place};
 use crate::segment::{NoRoom, Placed, place_of};
@@ -147,7 +147,9 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         report.satisfied = !self.wants_room();
         if report.satisfied {
-            self.wanted.clear();
+            if self.wanted.len() > MOST_WANTED / 2 {
+                self.wanted.clear();
+            }
             self.settle_extra_room();
         }
         report
@@ -253,20 +255,22 @@ impl<M: ObjectMemory> KvShard<M> {
             return;
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
-        // Asked once: a write that wanted the room may have done so.
+        // Asked once: a write that wanted the room may have done so, or it found no room in a segment.
         if victims
             && (self.wanted.remove(&(h.hash, h.cas)) || self.consider(now, hash, &h).is_some())
         {
             let short = self.is_starved();
-            match self.stage_one(now, hash, block, &h, sink, report) {
+            let fate = self.stage_one(now, hash, block, &h, sink, report);
+            match fate {
+                Fate::Staged => return,
                 // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short
                 // memory is: writing the segment frees more, and soon.
-                Fate::Staged | Fate::Later => return,
-                Fate::Full if short => {
-                    report.waits = true;
+                Fate::Later | Fate::Full => {
+                    // Judged once: admission must not hear twice of one eviction, nor a rate be charged twice.
+                    self.want(&h);
+                    report.waits |= fate == Fate::Full && short;
                     return;
                 }
-                Fate::Full => return,
                 Fate::Joins if !short => return,
                 Fate::Joins | Fate::Never => {}
             }
@@ -341,6 +345,11 @@ impl<M: ObjectMemory> KvShard<M> {
         }
     }
 
+    /// The kind of segment that an object goes to.
+    fn kind_of(h: &ObjectHeader) -> Kind {
+        if Self::record_bytes(h) as usize > SMALL_MAX { Kind::Large } else { Kind::Small }
+    }
+
     fn stage_one(
         &mut self,
         now: Now,
@@ -351,7 +360,7 @@ impl<M: ObjectMemory> KvShard<M> {
         report: &mut StageReport,
     ) -> Fate {
         let size = Self::record_bytes(h);
-        let kind = if size as usize > SMALL_MAX { Kind::Large } else { Kind::Small };
+        let kind = Self::kind_of(h);
         let dead_inside = &self.dead_staged[usize::from(kind == Kind::Large)];
         let joins = dead_inside.contains(&hash.fingerprint());
         if joins {

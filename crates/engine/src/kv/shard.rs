@@ -46,7 +46,7 @@ const MAX_FLUSHED: usize = 1024;
 /// Objects that a write which needs room spares at most, since admission wants them on flash, and objects of a shard that are noted as
 /// wanted so. Beyond, they are evicted all the same.
 const MOST_SPARED: u32 = 32;
-const MOST_WANTED: usize = 256;
+pub(super) const MOST_WANTED: usize = 1024;
 
 /// What became of the object under the CLOCK hand when a write needed room.
 enum Displaced {
@@ -755,14 +755,22 @@ impl<M: ObjectMemory> KvShard<M> {
         let mut judged = false;
         if ask {
             judged = self.consider(now, hash, &h).is_none();
-            if !judged && self.wanted.len() < MOST_WANTED {
-                self.wanted.insert((h.hash, h.cas));
+            if !judged && self.want(&h) {
                 return Displaced::Spared;
             }
         }
         self.evict(now, hash, block, &h);
         self.wanted.remove(&(h.hash, h.cas));
         Displaced::Freed { bytes, judged, expired }
+    }
+
+    /// Remembers that admission wants an object on flash, if there is room for that.
+    pub(super) fn want(&mut self, h: &ObjectHeader) -> bool {
+        let remembers = self.wanted.len() < MOST_WANTED;
+        if remembers {
+            self.wanted.insert((h.hash, h.cas));
+        }
+        remembers
     }
 
     pub(super) fn count_eviction(&mut self, now: Now, block: Block, h: &ObjectHeader) {

@@ -5,6 +5,7 @@ use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
 use larder_format::{Geometry, GeometryError};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
 
+use super::defaults::INDEX_BYTES_PER_OBJECT;
 use crate::index::FlashIndex;
 use crate::kv::{FlashGeometry, SegmentTable};
 
@@ -19,7 +20,8 @@ const MIN_ADMISSION: u64 = 64 << 10;
 /// `ghost`, and `flashiness` takes 61 for the keys of two.
 fn admission_per_object(policy: PolicyName) -> u64 {
     match policy {
-        PolicyName::RejectFirst | PolicyName::ExpectedReads => 16,
+        PolicyName::RejectFirst => 16,
+        PolicyName::ExpectedReads => 20,
         PolicyName::Flashiness | PolicyName::FlashinessPaper => 30,
         PolicyName::Ghost => 43,
         PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => 0,
@@ -35,7 +37,7 @@ const MIN_ARENA: u64 = 256 << 10;
 pub enum PlanError {
     /// The flash index and buffers leave too little of the memory.
     #[error(
-        "{memory} of DRAM cannot serve {flash} of flash: the flash index takes {index} ({flash} / {object} per object x 4 \
+        "{memory} of DRAM cannot serve {flash} of flash: the flash index takes {index} ({flash} / {object} per object x {per_object} \
          bytes), segment buffers and admission {fixed}; at least {arena} must remain for objects"
     )]
     TooLittleMemory {
@@ -47,6 +49,8 @@ pub enum PlanError {
         index: ByteSize,
         /// Expected mean object size.
         object: ByteSize,
+        /// Index bytes of one.
+        per_object: u64,
         /// Buffers, admission, tables.
         fixed: ByteSize,
         /// What objects need.
@@ -127,6 +131,23 @@ impl AdmissionNeed<'_> {
         }
     }
 
+    /// Objects that the index has room for, on a flash of `objects` of the mean size. Who weighs reads against sizes takes small ones,
+    /// of which there are more, and an index without room for them forces others out while they are still read (docs/admission.md,
+    /// "Room in the index").
+    fn indexed(self, objects: u64) -> u64 {
+        match self {
+            AdmissionNeed::Objects(config) if config.policy == PolicyName::ExpectedReads => {
+                objects.saturating_mul(3) / 2
+            }
+            _ => objects,
+        }
+    }
+
+    /// Bytes of index for each object that flash holds in the mean.
+    pub fn index_bytes(self) -> u64 {
+        self.indexed(INDEX_BYTES_PER_OBJECT)
+    }
+
     /// Bytes that a window takes which is stated.
     fn window(self, shards: u64) -> u64 {
         match self {
@@ -190,6 +211,8 @@ struct Flashed {
     segments: u16,
     segment: u64,
     expected: u64,
+    /// Objects that its index has room for.
+    indexed: u64,
 }
 
 impl Flashed {
@@ -198,7 +221,7 @@ impl Flashed {
         match kept {
             _ if self.capacity == 0 => 1,
             Some(buckets) => buckets,
-            None => FlashIndex::buckets_for((self.expected / n).max(64)),
+            None => FlashIndex::buckets_for((self.indexed / n).max(64)),
         }
     }
 }
@@ -350,7 +373,8 @@ impl Plan {
                 most: ByteSize(kept.map_or(Plan::MOST_SHARDS, |(n, _)| n) as u64 * MAX_ARENA),
             });
         }
-        let of = Flashed { capacity, segments, segment, expected };
+        let indexed = admission.indexed(expected);
+        let of = Flashed { capacity, segments, segment, expected, indexed };
         loop {
             let n = shards as u64;
             let buckets = of.buckets(n, kept.map(|(_, buckets)| buckets));
@@ -371,6 +395,7 @@ impl Plan {
             let least_objects = least_objects(memory);
             // What cannot be served otherwise is served with less admission.
             let objects = memory_of((needed * n).max(least_objects), n);
+            let per_object = admission.index_bytes();
             let admission = beside.admission(admission, memory, n, &of, objects);
             let fixed = beside.sum() + admission;
             let arena = arena_of(memory, fixed, n);
@@ -380,6 +405,7 @@ impl Plan {
                     flash: ByteSize(capacity),
                     index: ByteSize(beside.index),
                     object: ByteSize(object),
+                    per_object,
                     fixed: ByteSize(fixed - beside.index),
                     arena: ByteSize(least_objects),
                 });
@@ -406,11 +432,13 @@ impl Plan {
         need: AdmissionNeed<'_>,
     ) -> Plan {
         let n = shards as u64;
+        let expected = flash.capacity() / object.max(64);
         let of = Flashed {
             capacity: flash.capacity(),
             segments: flash.segments,
             segment: u64::from(flash.segment_bytes),
-            expected: flash.capacity() / object.max(64),
+            expected,
+            indexed: need.indexed(expected),
         };
         let buckets = of.buckets(n, None);
         let divided = |memory: u64| {
@@ -514,7 +542,8 @@ impl Plan {
         let objects = part(self.objects * n);
         let staged = if segments > 0 { 2 * segment } else { 0 };
         let (free_low, free_high) = marks(arena, staged);
-        let buckets = if segments > 0 { FlashIndex::buckets_for(objects.max(64)) } else { 1 };
+        let indexed = part(FlashIndex::objects_for(self.buckets) * n);
+        let buckets = if segments > 0 { FlashIndex::buckets_for(indexed.max(64)) } else { 1 };
         let plan = Plan {
             shards: 1,
             arena_bytes: arena as usize,
