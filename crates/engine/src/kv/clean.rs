@@ -255,6 +255,12 @@ impl<M: ObjectMemory> KvShard<M> {
             return;
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
+        if victims && sink.is_full(Self::kind_of(&h)) && self.wanted.len() >= MOST_WANTED {
+            // Admission must not hear twice of one eviction, nor a rate be charged twice: no more is judged than can be remembered.
+            self.hand = block;
+            report.waits = true;
+            return;
+        }
         // Asked once: a write that wanted the room may have done so, or it found no room in a segment.
         if victims
             && (self.wanted.remove(&(h.hash, h.cas)) || self.consider(now, hash, &h).is_some())
@@ -266,7 +272,6 @@ impl<M: ObjectMemory> KvShard<M> {
                 // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short
                 // memory is: writing the segment frees more, and soon.
                 Fate::Later | Fate::Full => {
-                    // Judged once: admission must not hear twice of one eviction, nor a rate be charged twice.
                     self.want(&h);
                     report.waits |= fate == Fate::Full && short;
                     return;
