@@ -255,7 +255,7 @@ impl<M: ObjectMemory> KvShard<M> {
         let victims = flash && self.admission.pool() == Pool::Victims;
         // Asked once: a write that wanted the room may have done so.
         if victims
-            && (self.wanted.remove(&(h.hash, h.cas)) || self.consider(now, hash, &h).is_some())
+            && (self.wanted.remove(&(hash.dram(), h.cas)) || self.consider(now, hash, &h).is_some())
         {
             let short = self.is_starved();
             match self.stage_one(now, hash, block, &h, sink, report) {
@@ -364,7 +364,7 @@ impl<M: ObjectMemory> KvShard<M> {
             self.admission.count_rejected(Reason::Budget);
             return Fate::Never;
         }
-        let idle = now.millis32().wrapping_sub(h.last) / 1000;
+        let idle = now.millis32().wrapping_sub(h.last()) / 1000;
         let meta = RecordMeta {
             cas: h.cas,
             expiry: h.expiry,
@@ -573,9 +573,9 @@ impl<M: ObjectMemory> KvShard<M> {
             *budget -= bytes;
             let idle = now.wall.0.saturating_sub(last);
             let clock = entry.clock.saturating_sub(1).max(1);
-            if self
-                .arena
-                .has_room(crate::dram::object_bytes(record.key().len(), record.value().len()))
+            let (key_len, value_len) = (record.key().len(), record.value().len());
+            let payload = self.arena.object_bytes(key_len, value_len, meta.flags, meta.cas);
+            if self.arena.has_room(payload)
                 && self
                     .insert_record(now, hash, record, clock, idle, meta.fetched || read.is_some())
                     .is_some()

@@ -12,9 +12,7 @@ use super::config::{ClockMode, ShardConfig};
 use super::index_room::IndexRoom;
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
-use crate::dram::{
-    Arena, Block, ObjectHeader, ObjectMemory, State, Table, footprint, object_bytes,
-};
+use crate::dram::{Accesses, Arena, Block, ObjectHeader, ObjectMemory, State, Table, footprint};
 use crate::index::{self, Attached, ClockBits, Entry, Family, FlashIndex, IndexError};
 
 /// Owner word of the index that holds a flush announced for later (Unix seconds; 0 for none).
@@ -211,8 +209,10 @@ impl<M: ObjectMemory> KvShard<M> {
         config: ShardConfig,
         admission: Admission,
         index: FlashIndex,
-        arena: M,
+        mut arena: M,
     ) -> KvShard<M> {
+        // What was given out before this start has another number: the first is one above.
+        arena.count_cas_from(config.cas_base);
         let segments = usize::from(config.flash.segments) + 1;
         KvShard {
             table: Table::for_arena(config.arena_bytes),
@@ -623,12 +623,9 @@ impl<M: ObjectMemory> KvShard<M> {
         new: &NewObject<'_>,
     ) -> Option<(Block, ObjectHeader)> {
         let value_len = new.value[0].len() + new.value[1].len();
-        let bytes = object_bytes(new.key.len(), value_len);
+        let bytes = self.arena.object_bytes(new.key.len(), value_len, new.flags, new.cas);
         let block = self.make_room(now, bytes)?;
-        let ms = now.millis32();
-        let mut h = ObjectHeader {
-            next: 0,
-            hash: new.hash.dram(),
+        let h = ObjectHeader {
             cas: new.cas,
             expiry: new.expiry,
             flags: new.flags,
@@ -636,18 +633,12 @@ impl<M: ObjectMemory> KvShard<M> {
             key_len: new.key.len() as u8,
             state: new.state,
             app: new.app,
-            written: ms,
-            last: ms,
-            reads: 0,
-            max_gap: 0,
-            first_read: 0,
-            last_gap: 0,
+            written: now.millis32(),
+            accesses: Accesses::default(),
         };
-        self.arena.fill(block, &h, new.key, new.value);
+        self.arena.fill(block, &h, new.hash.dram(), new.key, new.value);
         self.sweep.note(new.expiry);
         self.table.link(&mut self.arena, new.hash.dram(), block);
-        // Callers change the header and save it whole.
-        h.next = ObjectHeader::next_of(&self.arena, block);
         let app = self.apps.of_mut(new.app);
         app.dram_bytes += self.arena.block_bytes(block) as u64;
         app.dram_objects += 1;
@@ -742,11 +733,11 @@ impl<M: ObjectMemory> KvShard<M> {
             return Displaced::Nothing;
         }
         let expired = h.expiry.is_past(now.wall);
-        if ask && !expired && self.wanted.contains(&(h.hash, h.cas)) {
+        let hash = self.hash_of(block, &h);
+        if ask && !expired && self.wanted.contains(&(hash.dram(), h.cas)) {
             return Displaced::Spared;
         }
         let bytes = self.arena.block_bytes(block);
-        let hash = self.hash_of(block, &h);
         if expired {
             self.stats.expired += 1;
             self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
@@ -756,19 +747,19 @@ impl<M: ObjectMemory> KvShard<M> {
         if ask {
             judged = self.consider(now, hash, &h).is_none();
             if !judged && self.wanted.len() < MOST_WANTED {
-                self.wanted.insert((h.hash, h.cas));
+                self.wanted.insert((hash.dram(), h.cas));
                 return Displaced::Spared;
             }
         }
         self.evict(now, hash, block, &h);
-        self.wanted.remove(&(h.hash, h.cas));
+        self.wanted.remove(&(hash.dram(), h.cas));
         Displaced::Freed { bytes, judged, expired }
     }
 
     pub(super) fn count_eviction(&mut self, now: Now, block: Block, h: &ObjectHeader) {
         self.note_eviction(now, block, h);
         self.stats.evictions += 1;
-        self.stats.evicted_unfetched += u64::from(h.reads == 0);
+        self.stats.evicted_unfetched += u64::from(h.accesses.reads() == 0);
         self.apps.of_mut(h.app).evictions += 1;
     }
 
@@ -857,7 +848,7 @@ impl<M: ObjectMemory> KvShard<M> {
             cas: h.cas,
             expiry: h.expiry,
             expiry_before: h.expiry,
-            last_access: now.millis32().wrapping_sub(h.last) / 1000,
+            last_access: now.millis32().wrapping_sub(h.last()) / 1000,
             hit_before: h.state.has(State::FETCHED),
             won: false,
             stale: h.state.has(State::STALE),

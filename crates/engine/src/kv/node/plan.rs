@@ -25,7 +25,7 @@ fn admission_per_object(policy: PolicyName) -> u64 {
         PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => 0,
     }
 }
-/// Largest arena: what 32 bits of 16-byte units can address, with room to spare.
+/// Largest arena: what 31 bits of 8-byte units can address, with room to spare.
 const MAX_ARENA: u64 = 12 << 30;
 /// Smallest arena.
 const MIN_ARENA: u64 = 256 << 10;
