@@ -3,7 +3,7 @@
 //! Fixed because it never has to grow while the arena keeps its size: the arena bounds the number of objects, and one
 //! bucket per 256 bytes of arena keeps the mean chain at a few objects even when every object is as small as its header.
 //! When the arena changes its size the table is built anew. Four bytes per bucket are
-//! 1.6 % of the arena, counted within `-m`.
+//! 1.0 to 2.1 % of the arena, counted within the memory for objects.
 
 use larder_base::KeyHasher;
 
