@@ -147,9 +147,6 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         report.satisfied = !self.wants_room();
         if report.satisfied {
-            if self.wanted.len() > MOST_WANTED / 2 {
-                self.wanted.clear();
-            }
             self.settle_extra_room();
         }
         report
@@ -263,7 +260,7 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         // Asked once: a write that wanted the room may have done so, or it found no room in a segment.
         if victims
-            && (self.wanted.remove(&(h.hash, h.cas)) || self.consider(now, hash, &h).is_some())
+            && (self.wanted.remove(&hash.dram()) || self.consider(now, hash, &h).is_some())
         {
             let short = self.is_starved();
             let fate = self.stage_one(now, hash, block, &h, sink, report);
@@ -272,7 +269,7 @@ impl<M: ObjectMemory> KvShard<M> {
                 // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short
                 // memory is: writing the segment frees more, and soon.
                 Fate::Later | Fate::Full => {
-                    self.want(&h);
+                    self.want(hash);
                     report.waits |= fate == Fate::Full && short;
                     return;
                 }
@@ -378,7 +375,7 @@ impl<M: ObjectMemory> KvShard<M> {
             self.admission.count_rejected(Reason::Budget);
             return Fate::Never;
         }
-        let idle = now.millis32().wrapping_sub(h.last) / 1000;
+        let idle = now.millis32().wrapping_sub(h.last()) / 1000;
         let meta = RecordMeta {
             cas: h.cas,
             expiry: h.expiry,
@@ -587,9 +584,9 @@ impl<M: ObjectMemory> KvShard<M> {
             *budget -= bytes;
             let idle = now.wall.0.saturating_sub(last);
             let clock = entry.clock.saturating_sub(1).max(1);
-            if self
-                .arena
-                .has_room(crate::dram::object_bytes(record.key().len(), record.value().len()))
+            let (key_len, value_len) = (record.key().len(), record.value().len());
+            let payload = self.arena.object_bytes(key_len, value_len, meta.flags, meta.cas);
+            if self.arena.has_room(payload)
                 && self
                     .insert_record(now, hash, record, clock, idle, meta.fetched || read.is_some())
                     .is_some()

@@ -187,7 +187,7 @@ pub const EPOCH: u32 = 1_000_000_000;
 /// writes and deletions are done as recorded, flash reads complete at once, and maintenance runs whenever a shard
 /// is short of room, and every second. Values are a fixed pattern.
 ///
-/// Bytes of keys and values are left out, on flash and in DRAM: an object is 48 to 64 bytes there. Over [`Arena`]
+/// Bytes of keys and values are left out, on flash and in DRAM: an object is 48 bytes there. Over [`Arena`]
 /// ([`HybridCache::with_bytes`]) the shards are a server's to the last byte, and every decision is the same.
 pub struct HybridCache<M = CompactArena> {
     /// What it was built from.

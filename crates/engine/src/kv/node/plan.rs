@@ -6,6 +6,7 @@ use larder_format::{Geometry, GeometryError};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
 
 use super::defaults::INDEX_BYTES_PER_OBJECT;
+use crate::dram::Table;
 use crate::index::FlashIndex;
 use crate::kv::{FlashGeometry, SegmentTable};
 
@@ -27,7 +28,7 @@ fn admission_per_object(policy: PolicyName) -> u64 {
         PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => 0,
     }
 }
-/// Largest arena: what 32 bits of 16-byte units can address, with room to spare.
+/// Largest arena: what 31 bits of 8-byte units can address, with room to spare.
 const MAX_ARENA: u64 = 12 << 30;
 /// Smallest arena.
 const MIN_ARENA: u64 = 256 << 10;
@@ -189,15 +190,20 @@ pub struct Plan {
 }
 
 /// Free room of an arena at which the cleaner is called, and at which it rests. What is staged counts as free, so the
-/// marks lie above a shard's part of the open segments: by so much that writes find room while both are filled.
+/// marks lie above a shard's part of the open segments: by so much that writes find room while both are filled. Without flash
+/// nothing has to be written before there is room, so little ahead of writes is enough.
 fn marks(arena: u64, staged: u64) -> (usize, usize) {
+    if staged == 0 {
+        return ((arena / 128) as usize, (arena / 64) as usize);
+    }
     let low = (staged + arena / 64).max(arena / 32).min(arena / 2);
     (low as usize, (low + arena / 32).min(arena / 4 * 3) as usize)
 }
 
-/// What is left of `memory` for each of `shards` arenas. The DRAM table is up to 2.2 % of the arena it serves.
+/// What is left of `memory` for each of `shards` arenas beside the table that finds its objects: 1.0 to 2.1 % of it.
 fn arena_of(memory: u64, fixed: u64, shards: u64) -> u64 {
-    memory.saturating_sub(fixed) / 1023 * 1000 / shards
+    let each = memory.saturating_sub(fixed) / shards;
+    each.saturating_sub(Table::bytes_for_arena(each as usize) as u64)
 }
 
 /// The memory with which [`arena_of`] gives `shards` arenas at least `bytes` together.
