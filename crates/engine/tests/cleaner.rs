@@ -320,8 +320,8 @@ fn what_waits_for_a_segment_is_not_judged_again() {
     let s = *shards.shard().stats();
     let judged = s.flash_written_objects + s.evictions - s.evictions_unjudged;
     let share = s.flash_written_objects as f64 / judged as f64;
-    // One in two, whose standard deviation is 0.2 %.
-    assert!((share - 0.5).abs() < 0.01, "{share}: {s:?}");
+    // One in two, whose standard deviation is 0.2 %, less what is under way to flash at the end: 1.3 %. (0.40 where it is asked again.)
+    assert!((share - 0.5).abs() < 0.02, "{share}: {s:?}");
     shards.shard().validate().unwrap();
 }
 
