@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::ByteSize;
-use larder_engine::kv::node::AdmissionNeed;
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
 use larder_policy::budget::WriteBudgetConfig;
@@ -67,7 +66,8 @@ impl Builder {
         self
     }
 
-    /// The mean size of an object on flash, bytes: the index is divided for it (4 bytes of DRAM an object, 6 where admission weighs reads against sizes). 280 by default.
+    /// The mean size of an object on flash, bytes: the index is divided for it (4 bytes of DRAM an object, 6 where admission weighs
+    /// reads against sizes). 280 by default.
     #[must_use]
     pub fn object_size(mut self, bytes: u32) -> Builder {
         self.object_size = bytes;
@@ -143,9 +143,7 @@ impl Builder {
         defaults::check_object_size(object)
             .map_err(|e| wrong("mean object on flash", object, e))?;
         if let Some(flash) = config.flash_size {
-            let need = AdmissionNeed::of(&config.admission);
-            defaults::check_flash(flash, memory, object, need)
-                .map_err(|e| wrong("flash", flash, e))?;
+            defaults::check_flash(flash, memory, object).map_err(|e| wrong("flash", flash, e))?;
         }
         let clock = Arc::new(Clock::start());
         let (core, opened, upkeep) = if threads == 0 {

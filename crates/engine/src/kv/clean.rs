@@ -259,9 +259,7 @@ impl<M: ObjectMemory> KvShard<M> {
             return;
         }
         // Asked once: a write that wanted the room may have done so, or it found no room in a segment.
-        if victims
-            && (self.wanted.remove(&hash.dram()) || self.consider(now, hash, &h).is_some())
-        {
+        if victims && (self.wanted.remove(&hash.dram()) || self.consider(now, hash, &h).is_some()) {
             let short = self.is_starved();
             let fate = self.stage_one(now, hash, block, &h, sink, report);
             match fate {

@@ -520,7 +520,7 @@ fn resolve_flash(
         }
     };
     if let Some(size) = size {
-        defaults::check_flash(size, memory, object_size, need)
+        defaults::check_flash(size, memory, object_size)
             .map_err(|e| value("flash-size", ByteSize(size), with_remedy(&e)))?;
         s.flash_size = Some(ByteSize(size));
     }

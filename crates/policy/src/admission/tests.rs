@@ -68,7 +68,7 @@ fn an_empty_flash_takes_what_policies_that_choose_turn_away() {
     }
     let off = AdmissionConfig { first_fill: false, ..AdmissionConfig::default() };
     let mut rated = AdmissionConfig::default();
-    rated.flashiness.bytes_per_second = ByteSize(1);
+    rated.expected_reads.bytes_per_second = ByteSize(1);
     for config in [off, rated] {
         let mut a = Admission::new(&config, &setup(100)).unwrap();
         a.set_first_fill(true);

@@ -57,8 +57,7 @@ impl Server {
             return Ok((plan, FlashGeometry { salt, segments: 0, segment_bytes: 4096 }));
         }
         defaults::check_object_size(object).map_err(|e| wrong("object", object, e))?;
-        defaults::check_flash(flash, memory, object, need)
-            .map_err(|e| wrong("flash", flash, e))?;
+        defaults::check_flash(flash, memory, object).map_err(|e| wrong("flash", flash, e))?;
         let geometry = Plan::geometry(memory, flash, item)?;
         let plan = Plan::new(memory, item, Some((&geometry, self.object)), need)?;
         let (segments, segment_bytes) = (geometry.segments(), geometry.segment_bytes());

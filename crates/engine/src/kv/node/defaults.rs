@@ -73,7 +73,7 @@ pub enum SizeError {
     LittleFlash,
     /// An index that leaves too little for objects.
     #[error(
-        "{flash} B / {object} B per object x {per_object} B of index = {index} of DRAM, more than half of \
+        "{flash} B / {object} B per object x {INDEX_BYTES_PER_OBJECT} B of index = {index} of DRAM, more than half of \
          the memory, which is {memory}"
     )]
     LargeIndex {
@@ -81,8 +81,6 @@ pub enum SizeError {
         flash: u64,
         /// Mean bytes of an object on it.
         object: u64,
-        /// Bytes of index for each.
-        per_object: u64,
         /// What its index takes.
         index: ByteSize,
         /// The memory.
@@ -123,20 +121,14 @@ pub fn check_object_size(bytes: u64) -> Result<(), SizeError> {
 ///
 /// # Errors
 /// Of the flash.
-pub fn check_flash(
-    flash: u64,
-    memory: u64,
-    object: u64,
-    need: AdmissionNeed<'_>,
-) -> Result<(), SizeError> {
+pub fn check_flash(flash: u64, memory: u64, object: u64) -> Result<(), SizeError> {
     if flash < LEAST_FLASH {
         return Err(SizeError::LittleFlash);
     }
-    let per_object = need.index_bytes();
-    let index = (flash as f64 / object as f64 * per_object as f64) as u64;
+    let index = (flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT as f64) as u64;
     if index > memory / 2 {
         let (index, memory) = (ByteSize(index), ByteSize(memory));
-        return Err(SizeError::LargeIndex { flash, object, per_object, index, memory });
+        return Err(SizeError::LargeIndex { flash, object, index, memory });
     }
     Ok(())
 }
