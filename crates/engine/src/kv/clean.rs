@@ -258,8 +258,12 @@ impl<M: ObjectMemory> KvShard<M> {
             report.waits = true;
             return;
         }
-        // Asked once: a write that wanted the room may have done so, or it found no room in a segment.
-        if victims && (self.wanted.remove(&hash.dram()) || self.consider(now, hash, &h).is_some()) {
+        // Asked once: a write that wanted the room may have done so, or it found no room in a segment. What its application may have on
+        // flash can have changed since.
+        if victims
+            && self.may_go(&h)
+            && (self.wanted.remove(&hash.dram()) || self.judged(now, hash, &h).is_some())
+        {
             let short = self.is_starved();
             let fate = self.stage_one(now, hash, block, &h, sink, report);
             match fate {
@@ -318,19 +322,30 @@ impl<M: ObjectMemory> KvShard<M> {
 
     /// Admission's word on an object: its score if it should go to flash.
     pub(super) fn consider(&mut self, now: Now, hash: ObjectHash, h: &ObjectHeader) -> Option<f32> {
+        if self.may_go(h) { self.judged(now, hash, h) } else { None }
+    }
+
+    /// Whether an object may go to flash at all, by its size and its application's share.
+    fn may_go(&mut self, h: &ObjectHeader) -> bool {
         let size = Self::record_bytes(h);
         if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
             self.admission.count_rejected(Reason::Size);
-            return None;
+            return false;
         }
         if self.shares_matter {
             let all = self.config.flash.capacity() / u64::from(self.config.shards);
             let mine = self.apps.of(h.app).flash_bytes;
             if self.config.shares.over_ceiling(h.app, mine, u64::from(size), all) {
                 self.admission.count_rejected(Reason::AppCeiling);
-                return None;
+                return false;
             }
         }
+        true
+    }
+
+    /// The policy's word on an object.
+    fn judged(&mut self, now: Now, hash: ObjectHash, h: &ObjectHeader) -> Option<f32> {
+        let size = Self::record_bytes(h);
         let ttl = h.expiry.remaining(now.wall).unwrap_or(u32::MAX);
         let candidate = Candidate {
             hash,

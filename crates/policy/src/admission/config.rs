@@ -220,7 +220,7 @@ pub struct ExpectedReadsConfig {
     /// 0..=10: an object is admitted only if the reads expected of it are worth this many times those that what is about to leave flash
     /// would still have had in the same room. Less writes more. Default 0.4.
     pub price: f32,
-    /// Least reads to be expected of what is admitted. Default 0.02.
+    /// Least reads to be expected of what is admitted. Default 0.1.
     pub least: f32,
     /// Bytes per second that the whole cache may write to flash: the best of what is offered is admitted, as much as that allows.
     /// Default 0: the write budget's rate, if there is one.
@@ -233,7 +233,7 @@ impl Default for ExpectedReadsConfig {
             objective: Objective::default(),
             size_exponent: None,
             price: 0.4,
-            least: 0.02,
+            least: 0.1,
             bytes_per_second: ByteSize(0),
         }
     }
