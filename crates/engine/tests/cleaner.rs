@@ -6,7 +6,7 @@ use larder_base::lock::Single;
 use larder_base::{AppId, Expiry, Nanos, Now, UnixSecs};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::api::{
-    Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+    Delete, Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
 use larder_engine::kv::record::{
@@ -27,6 +27,17 @@ struct Quiet;
 impl Effects for Quiet {
     fn reply(&mut self, reply: Reply<'_>) {
         assert!(!matches!(reply, Reply::OutOfMemory), "out of memory");
+    }
+    fn verify(&mut self, _: FlashRead) {}
+    fn wake_cleaner(&mut self) {}
+}
+
+/// Whether a get found something.
+struct Found(bool);
+
+impl Effects for Found {
+    fn reply(&mut self, reply: Reply<'_>) {
+        self.0 = matches!(reply, Reply::Item(_));
     }
     fn verify(&mut self, _: FlashRead) {}
     fn wake_cleaner(&mut self) {}
@@ -137,8 +148,20 @@ fn set(shards: &mut One, key: u64, value: &[u8]) {
     set_until(shards, key, value, Expiry::NEVER);
 }
 
-fn set_until(shards: &mut One, key: u64, value: &[u8], expiry: Expiry) {
+fn op(shards: &mut One, key: u64, op: Op<'_>, fx: &mut impl Effects) {
     let key = key.to_le_bytes();
+    let hash = shards.node.hash(&key);
+    let request = Request { key: &key, hash, app: AppId::DEFAULT, op };
+    assert_eq!(shards.node.execute(NOW, &request, None, fx), Outcome::Done);
+}
+
+fn get(shards: &mut One, key: u64) -> bool {
+    let mut found = Found(false);
+    op(shards, key, Op::Get(Get::default()), &mut found);
+    found.0
+}
+
+fn set_until(shards: &mut One, key: u64, value: &[u8], expiry: Expiry) {
     let store = Store {
         mode: StoreMode::Set,
         value,
@@ -149,9 +172,7 @@ fn set_until(shards: &mut One, key: u64, value: &[u8], expiry: Expiry) {
         invalidate: false,
         vivify: None,
     };
-    let hash = shards.node.hash(&key);
-    let request = Request { key: &key, hash, app: AppId::DEFAULT, op: Op::Store(store) };
-    assert_eq!(shards.node.execute(NOW, &request, None, &mut Quiet), Outcome::Done);
+    op(shards, key, Op::Store(store), &mut Quiet);
 }
 
 /// Fills DRAM before the cleaner comes, lets it work, and returns how many were set, and evicted by the cleaner, and the
@@ -197,11 +218,7 @@ fn a_set_finds_room_though_what_is_staged_lies_everywhere() {
         key += 1;
     }
     for key in (0..key).filter(|key| key % 10 != 0) {
-        let key = key.to_le_bytes();
-        let op = Op::Get(Get::default());
-        let hash = shards.node.hash(&key);
-        let request = Request { key: &key, hash, app: AppId::DEFAULT, op };
-        assert_eq!(shards.node.execute(NOW, &request, None, &mut Quiet), Outcome::Done);
+        get(&mut shards, key);
     }
     let free = shards.shard().dram_free_bytes();
     shards.shard().unrecorded().set_marks(free + 1, free + (key as usize / 10 - 5) * cold.len());
@@ -311,7 +328,7 @@ fn what_is_wanted_is_spared_for_the_cleaner() {
 fn what_waits_for_a_segment_is_not_judged_again() {
     let mut shards = One::with("probability");
     let value = vec![b'v'; 1000];
-    for key in 0..60_000 {
+    for key in 0..300_000 {
         set(&mut shards, key, &value);
         if key % 300 == 0 {
             shards.clean();
@@ -320,9 +337,35 @@ fn what_waits_for_a_segment_is_not_judged_again() {
     let s = *shards.shard().stats();
     let judged = s.flash_written_objects + s.evictions - s.evictions_unjudged;
     let share = s.flash_written_objects as f64 / judged as f64;
-    // One in two, whose standard deviation is 0.2 %, less what is under way to flash at the end: 1.3 %. (0.40 where it is asked again.)
+    // One in two, whose standard deviation is 0.1 %, less what waits for a segment at the end: up to 1.4 %. (0.40 where it is asked again.)
     assert!((share - 0.5).abs() < 0.02, "{share}: {s:?}");
     shards.shard().validate().unwrap();
+}
+
+/// Where memory is free, but in pieces, a large object gets a run of it by moving what lies between: nothing is evicted for it.
+#[test]
+fn a_large_object_finds_room_that_is_free_in_pieces() {
+    let mut shards = One::new();
+    let mut key = 0;
+    while shards.shard().dram_free_bytes() > 8 << 10 {
+        set(&mut shards, key, &[b'v'; 300]);
+        key += 1;
+    }
+    // Two holes in three objects, none next to more than one other: 3 MB free, and no run of a kilobyte.
+    let kept: Vec<u64> = (0..key).filter(|key| key % 3 == 0).collect();
+    (0..key).filter(|key| key % 3 != 0).for_each(|key| {
+        op(&mut shards, key, Op::Delete(Delete::default()), &mut Quiet);
+    });
+    shards.shard().validate().unwrap();
+    for large in 0..20 {
+        set(&mut shards, key + large, &[b'w'; 40_000]);
+        shards.shard().validate().unwrap();
+    }
+    let s = *shards.shard().stats();
+    assert_eq!((s.evictions, shards.shard().dram_objects()), (0, kept.len() + 20), "{s:?}");
+    for key in kept {
+        assert!(get(&mut shards, key), "{key} is gone");
+    }
 }
 
 /// A write that finds no room takes what admission wants, where the cleaner does not come: that is counted, for an operator to see.

@@ -1,7 +1,9 @@
 //! `larder sim advise`, run as people and scripts run it.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 use crate::interrupt::until_it_heeds;
 
@@ -195,6 +197,7 @@ fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
         assert!(settings.contains(size), "no '{size}' in {settings}");
     }
     assert!(!shown.contains("dram= "), "{shown}");
+    starts(&file, dir.path());
 
     let found: serde_json::Value = serde_json::from_str(&run(&["--json"])).unwrap();
     assert_eq!(found["complete"], true);
@@ -298,4 +301,29 @@ fn the_objective_is_of_the_answer_and_its_settings() {
     let printed = String::from_utf8_lossy(&taken.stdout).into_owned();
     assert!(taken.status.success(), "{settings}: {}", String::from_utf8_lossy(&taken.stderr));
     assert!(printed.contains("price = 0.5") && printed.contains("bytes"), "{printed}");
+}
+
+/// A server of these settings begins to serve, and has the flash that they say.
+fn starts(settings: &Path, dir: &Path) {
+    let mut server = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["kv", "--http", "off", "--config"])
+        .arg(settings)
+        .arg("-s")
+        .arg(dir.join("socket"))
+        .arg("--data-dir")
+        .arg(dir.join("data"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    let lines = BufReader::new(server.stderr.take().unwrap()).lines();
+    for line in lines.map_while(Result::ok) {
+        said += &format!("{line}\n");
+        if line.contains("ready on") {
+            break;
+        }
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(said.contains("ready on") && said.contains("40 MiB"), "{said}");
 }

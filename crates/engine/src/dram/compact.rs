@@ -448,6 +448,17 @@ impl ObjectMemory for CompactArena {
         s.set_u32(READS, u32::from_le_bytes(header.accesses.read_bytes()));
     }
 
+    fn copy_object(&mut self, block: Block) -> Option<Block> {
+        let lengths = self.slot(block.0).u32(LENGTHS) & !(3 << SLACK_SHIFT);
+        let (key, value) = (lengths >> KEY_SHIFT & 0xFF, lengths & ((1 << VALUE_BITS) - 1));
+        let to = self.alloc(object_bytes(key as usize, value as usize))?;
+        let from = *self.slot(block.0);
+        let slot = self.slot_mut(to.0);
+        let slack = slot.u32(LENGTHS) & (3 << SLACK_SHIFT);
+        slot.set_u32(LENGTHS, slack | lengths);
+        slot.0[APP_STATE..].copy_from_slice(&from.0[APP_STATE..]);
+        Some(to)
+    }
     #[inline]
     fn next_of(&self, block: Block) -> u32 {
         self.slot(block.0).u32(NEXT)
@@ -608,6 +619,19 @@ mod tests {
                     h.save(&mut a, *in_a);
                     h.save(&mut c, *in_c);
                     assert_eq!(c.header(*in_c), *h);
+                }
+                if !live.is_empty() && rng.chance(0.2) {
+                    let at = rng.below(live.len() as u64) as usize;
+                    let (in_a, in_c, ..) = &mut live[at];
+                    let to = (a.copy_object(*in_a), c.copy_object(*in_c));
+                    assert_eq!(to.0.is_some(), to.1.is_some(), "seed {seed} step {step}");
+                    if let (Some(to_a), Some(to_c)) = to {
+                        let [x, y] = &mut hands;
+                        ObjectMemory::free(&mut a, *in_a, [x, y]);
+                        let [x, y] = &mut others;
+                        c.free(*in_c, [x, y]);
+                        (*in_a, *in_c) = (to_a, to_c);
+                    }
                 }
                 for _ in 0..rng.below(4) {
                     let i = rng.below(2) as usize;

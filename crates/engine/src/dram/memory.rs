@@ -70,6 +70,9 @@ pub trait ObjectMemory {
     fn header(&self, block: Block) -> ObjectHeader;
     /// Writes the header of an object whose flags, application, key and value stay as they are.
     fn set_header(&mut self, block: Block, header: &ObjectHeader);
+    /// A second block with all of the object but the chain's link, for an object that makes room where it lies. `None` when no free
+    /// range is long enough.
+    fn copy_object(&mut self, block: Block) -> Option<Block>;
     /// The chain's link alone.
     fn next_of(&self, block: Block) -> u32;
     /// Changes the chain's link alone.
@@ -197,6 +200,16 @@ impl ObjectMemory for Arena {
         let cas_base = self.cas_base;
         object::encode(header, self.payload_mut(block), cas_base);
     }
+    fn copy_object(&mut self, block: Block) -> Option<Block> {
+        let payload = self.payload(block);
+        let fixed = Fixed::load(payload);
+        let bytes = payload.len() - fixed.spare();
+        let to = self.relocate(block, bytes)?;
+        let payload = self.payload_mut(to);
+        let spare = payload.len() - bytes;
+        fixed.with_spare(spare).store(payload);
+        Some(to)
+    }
     #[inline]
     fn next_of(&self, block: Block) -> u32 {
         self.link(block)
@@ -235,19 +248,5 @@ impl ObjectMemory for Arena {
 
     fn validate(&self) -> Result<(), String> {
         Arena::validate(self)
-    }
-}
-
-impl Arena {
-    /// Moves an object of the withheld end to a block below, whole but for the chain's link. `None` when there is no room.
-    pub fn move_object(&mut self, block: Block) -> Option<Block> {
-        let payload = self.payload(block);
-        let fixed = Fixed::load(payload);
-        let bytes = payload.len() - fixed.spare();
-        let to = self.relocate(block, bytes)?;
-        let payload = self.payload_mut(to);
-        let spare = payload.len() - bytes;
-        fixed.with_spare(spare).store(payload);
-        Some(to)
     }
 }

@@ -464,7 +464,7 @@ mod tests {
             let hole = arena.alloc(bytes + more).unwrap();
             let behind = arena.alloc(10).unwrap();
             arena.free(hole);
-            let to = arena.move_object(block).unwrap();
+            let to = arena.copy_object(block).unwrap();
             assert_eq!(ObjectHeader::load(&arena, to), h);
             assert_eq!((h.key(&arena, to), h.value(&arena, to)), (&key[..], &value[..]));
             assert!(arena.has_key(to, hash, &key) && arena.is_used(behind));

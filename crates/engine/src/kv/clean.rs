@@ -12,7 +12,7 @@ use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Reas
 use super::api::Location;
 use super::flash::MAX_TWINS;
 use super::planted::Planted;
-use super::shard::{KvShard, MOST_WANTED};
+use super::shard::KvShard;
 use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
 use crate::index::{Entry, Family, Place};
 use crate::segment::{NoRoom, Placed, place_of};
@@ -252,7 +252,7 @@ impl<M: ObjectMemory> KvShard<M> {
             return;
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
-        if victims && sink.is_full(Self::kind_of(&h)) && self.wanted.len() >= MOST_WANTED {
+        if victims && sink.is_full(Self::kind_of(&h)) && self.wanted.len() >= self.most_wanted() {
             // Admission must not hear twice of one eviction, nor a rate be charged twice: no more is judged than can be remembered.
             self.hand = block;
             report.waits = true;

@@ -108,7 +108,7 @@ impl KvShard {
     fn move_out(&mut self, now: Now, block: Block) {
         let mut h = ObjectHeader::load(&self.arena, block);
         let hash = self.hash_of(block, &h);
-        let Some(to) = self.arena.move_object(block) else {
+        let Some(to) = self.arena.copy_object(block) else {
             self.count_eviction(now, block, &h);
             self.take_out(hash, block, &h, Some((now, Departure::Evicted)));
             return;

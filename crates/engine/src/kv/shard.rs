@@ -41,10 +41,12 @@ const LIST_WINDOW: u32 = 32;
 /// So many flushed objects are remembered, for the count of reads that miss because of a flush.
 const MAX_FLUSHED: usize = 1024;
 
-/// Objects that a write which needs room spares at most, since admission wants them on flash, and objects of a shard that are noted as
-/// wanted there. Beyond, a write evicts them all the same, and the cleaner waits until a segment has been written.
-const MOST_SPARED: u32 = 32;
-pub(super) const MOST_WANTED: usize = 1024;
+/// Objects that a write which needs room spares at most, since admission wants them on flash: bounds how long the shard stays locked
+/// (a quarter of a millisecond). Beyond, a write evicts them all the same.
+const MOST_SPARED: u32 = 512;
+
+/// Blocks that a write which needs room looks at for objects that can move, at most.
+const MOST_LOOKED_AT: usize = 1024;
 
 /// What became of the object under the CLOCK hand when a write needed room.
 enum Displaced {
@@ -614,6 +616,47 @@ impl<M: ObjectMemory> KvShard<M> {
         self.stats.staged_dead += 1;
     }
 
+    /// Room for `bytes` of payload by moving up to `may_move` bytes of objects under the CLOCK hand to free ranges elsewhere.
+    fn join_pieces(&mut self, bytes: usize, may_move: &mut usize) -> Option<Block> {
+        for _ in 0..(footprint(bytes) / 32).min(MOST_LOOKED_AT) {
+            let block = self.hand;
+            self.hand = self.arena.next(block);
+            if !self.arena.is_used(block) {
+                continue;
+            }
+            let h = ObjectHeader::load(&self.arena, block);
+            // What is half as large is as hard to find room for.
+            let small = 2 * self.arena.block_bytes(block) <= footprint(bytes);
+            if small
+                && !h.state.has(State::STAGED)
+                && self.move_aside(block, &h, may_move)
+                && self.arena.has_room(bytes)
+            {
+                return self.arena.alloc(bytes);
+            }
+        }
+        None
+    }
+
+    /// Moves an object to another free range, so that its block joins with what is free beside it. Returns false when there is none that
+    /// is long enough, or `may_move` has fewer bytes left than it takes.
+    fn move_aside(&mut self, block: Block, h: &ObjectHeader, may_move: &mut usize) -> bool {
+        let before = self.arena.block_bytes(block);
+        if *may_move < before {
+            return false;
+        }
+        let Some(to) = self.arena.copy_object(block) else { return false };
+        *may_move -= before;
+        let hash = self.hash_of(block, h);
+        let after = self.arena.block_bytes(to);
+        self.table.unlink(&mut self.arena, hash.dram(), block);
+        self.free_block(block);
+        self.table.link(&mut self.arena, hash.dram(), to);
+        let app = self.apps.of_mut(h.app);
+        app.dram_bytes = app.dram_bytes + after as u64 - before as u64;
+        true
+    }
+
     fn free_block(&mut self, block: Block) {
         self.arena.free(block, [&mut self.hand, &mut self.scan]);
     }
@@ -662,7 +705,14 @@ impl<M: ObjectMemory> KvShard<M> {
         // Mixed sizes leave free bytes in pieces: more of them must be kept free, ahead of writes.
         let capacity = self.arena.capacity();
         self.extra_room = (self.extra_room + capacity / 256).min(capacity / 8);
-        // First by rank. Small objects find room soon; a large one may not, since what CLOCK spares lies in between.
+        // Where enough is free, but in pieces, nothing need go.
+        let mut may_move = 4 * footprint(bytes);
+        if self.arena.free_bytes() >= 2 * footprint(bytes)
+            && let Some(block) = self.join_pieces(bytes, &mut may_move)
+        {
+            return Some(block);
+        }
+        // Then by rank. Small objects find room soon; a large one may not, since what CLOCK spares lies in between.
         let mut budget =
             self.arena.capacity().min(footprint(bytes).saturating_mul(8).max(64 << 10));
         let mut spared = 0usize;
@@ -694,9 +744,9 @@ impl<M: ObjectMemory> KvShard<M> {
                 break;
             }
         }
-        // Then clear neighbours, whatever their rank, until a run is long enough. Staged objects stay: a run starts anew
-        // behind them. Where what is staged lies so that no run is left between, it goes too: a cache may forget, but what
-        // it is given it takes.
+        // At last clear neighbours until a run is long enough: what finds room elsewhere moves there, the rest goes, whatever its rank. Staged
+        // objects stay: a run starts anew behind them. Where what is staged lies so that no run is left between, it goes too: a cache may
+        // forget, but what it is given it takes.
         for staged_too in [false, true] {
             let mut walked = 0;
             while walked <= 2 * self.arena.capacity() {
@@ -707,13 +757,20 @@ impl<M: ObjectMemory> KvShard<M> {
                     continue;
                 }
                 let h = ObjectHeader::load(&self.arena, block);
-                if h.state.has(State::STAGED) && !staged_too {
+                let staged = h.state.has(State::STAGED);
+                if staged && !staged_too {
+                    continue;
+                }
+                if !staged && self.move_aside(block, &h, &mut may_move) {
+                    if self.arena.has_room(bytes) {
+                        return self.arena.alloc(bytes);
+                    }
                     continue;
                 }
                 self.evict(now, self.hash_of(block, &h), block, &h);
                 self.stats.evictions_direct += 1;
                 // What is staged has been judged.
-                if has_flash && !h.state.has(State::STAGED) {
+                if has_flash && !staged {
                     self.stats.evictions_unjudged += 1;
                 }
                 if self.arena.has_room(bytes) {
@@ -757,9 +814,15 @@ impl<M: ObjectMemory> KvShard<M> {
         Displaced::Freed { bytes, judged, expired }
     }
 
+    /// Objects that are noted as wanted on flash, at most: some ten bytes each, a hundredth of the memory. Beyond, the cleaner waits until a
+    /// segment has been written.
+    pub(super) fn most_wanted(&self) -> usize {
+        (self.arena.capacity() / 1024).clamp(1024, 4096)
+    }
+
     /// Remembers that admission wants an object on flash, if there is room for that.
     pub(super) fn want(&mut self, hash: ObjectHash) -> bool {
-        let remembers = self.wanted.len() < MOST_WANTED;
+        let remembers = self.wanted.len() < self.most_wanted();
         if remembers {
             self.wanted.insert(hash.dram());
         }

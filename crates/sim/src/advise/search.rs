@@ -8,8 +8,12 @@ use super::{AdviseError, Bounds, Candidate, Measured, Model, Question, cost};
 /// Candidates of one wave, which can be measured side by side. Its length does not depend on the number of threads, so the
 /// answer does not either.
 const WAVE: usize = 8;
-/// Rounds of smaller steps around the best.
+/// Steps around the best: by powers of two to the one over these, one after the other, each for as long as it finds something cheaper,
+/// but in no more rounds than [`ROUNDS`].
+const STEPS: [u32; 3] = [2, 4, 8];
 const ROUNDS: u32 = 4;
+/// By smaller steps than the first, only what costs up to so many times the cheapest is looked around.
+const NEAR: f64 = 1.15;
 /// Steps of the grid: a factor of four, down to this many below all objects.
 const DRAM_STEPS: i32 = 5;
 const FLASH_STEPS: i32 = 4;
@@ -37,6 +41,8 @@ pub struct Search {
     grid: Vec<Candidate>,
     tried: Vec<Candidate>,
     measured: Vec<Measured>,
+    /// Which of [`STEPS`], and its rounds so far.
+    step: usize,
     rounds: u32,
 }
 
@@ -103,6 +109,7 @@ impl Search {
             grid: Vec::new(),
             tried: Vec::new(),
             measured: Vec::new(),
+            step: 0,
             rounds: 0,
         };
         for &dram in &drams {
@@ -173,28 +180,46 @@ impl Search {
                 self.tried.extend_from_slice(&wave);
                 return wave;
             }
-            if self.rounds >= ROUNDS || !self.refine() {
+            if !self.refine() {
                 return wave;
             }
         }
     }
 
-    /// Puts smaller and cheaper neighbours of the best of each policy into the grid.
+    /// Puts cheaper neighbours of the best of each policy into the grid. Returns false when there are none, by any step.
     fn refine(&mut self) -> bool {
-        self.rounds += 1;
+        while let Some(&step) = STEPS.get(self.step) {
+            self.add_neighbours(step);
+            self.rounds += 1;
+            if self.grid.is_empty() || self.rounds >= ROUNDS {
+                self.step += 1;
+                self.rounds = 0;
+            }
+            if !self.grid.is_empty() {
+                self.sort();
+                self.grid.dedup();
+                return true;
+            }
+        }
+        false
+    }
+
+    fn add_neighbours(&mut self, step: u32) {
+        let most = self.answer().map_or(f64::MAX, |m| NEAR * m.cost);
         let best: Vec<(u64, u64, String)> = self
             .policies
             .iter()
             .map(|p| p.as_str())
             .chain(["none"])
             .filter_map(|p| self.cheapest(|m| m.policy == p))
+            .filter(|m| step == STEPS[0] || m.cost <= most)
             .map(|m| (m.dram, m.flash, m.policy.to_owned()))
             .collect();
         let limit = self.question.most_flash.unwrap_or(u64::MAX);
         for (dram, flash, name) in best {
             let now = cost(&self.question, dram, flash);
-            let by = |bytes: u64, half_powers: i32| {
-                (bytes as f64 * 2f64.powf(f64::from(half_powers) / 2.0)) as u64
+            let by = |bytes: u64, parts: i32| {
+                (bytes as f64 * 2f64.powf(f64::from(parts) / f64::from(step))) as u64
             };
             for (d, f) in [(-1, 0), (0, -1), (-2, 0), (0, -2), (-1, -1), (-2, 1), (1, -1), (1, -2)]
             {
@@ -212,9 +237,6 @@ impl Search {
                 }
             }
         }
-        self.sort();
-        self.grid.dedup();
-        !self.grid.is_empty()
     }
 
     /// Takes in what was measured; once, where a candidate came twice.

@@ -29,10 +29,15 @@ const ZIPF: &str = "zipf?objects=10000&requests=30000&skew=0.9&writes=0.03&rate=
 
 fn search(model: &Model, q: &Question) -> Search {
     let mut search = Search::new(model, q, &[], &[], &POLICIES).unwrap();
+    run(model, q, &mut search);
+    search
+}
+
+fn run(model: &Model, q: &Question, search: &mut Search) {
     loop {
         let wave = search.next_wave();
         if wave.is_empty() {
-            return search;
+            return;
         }
         let measured: Vec<Measured> =
             wave.into_iter().flat_map(|c| model.measure(q, c).unwrap()).collect();
@@ -63,6 +68,45 @@ fn the_answer_meets_the_target_and_nothing_tried_does_for_less() {
     // Again, and it is the same.
     let again = self::search(&model, &q);
     assert_eq!(again.measured(), search.measured());
+}
+
+/// Beside every size of a fine grid: what the search leaves out does not make the answer dear.
+#[test]
+fn no_size_of_a_fine_grid_is_much_cheaper_than_the_answer() {
+    let model = model(ZIPF, 1 << 20);
+    let policies = [PolicyName::All];
+    for (target, dram_cost) in [(0.5, 5.0), (0.62, 5.0), (0.5, 1.0)] {
+        let q = Question { dram_cost, ..question(target) };
+        let mut search = Search::new(&model, &q, &[], &[], &policies).unwrap();
+        let (dram, flash) = model.least();
+        let least_dram = dram.max(2 * u64::from(defaults::MAX_ITEM));
+        let least_flash = flash.max(defaults::LEAST_FLASH);
+        run(&model, &q, &mut search);
+        let answer = search.answer().unwrap();
+        let sizes = |least: u64| {
+            let whole = model.footprint();
+            (0..)
+                .map(move |i| (least as f64 * 2f64.powf(f64::from(i) / 4.0)) as u64)
+                .take_while(move |&bytes| bytes < whole)
+        };
+        let mut cheapest = f64::MAX;
+        for dram in sizes(least_dram) {
+            for flash in [0].into_iter().chain(sizes(least_flash)) {
+                let c = Candidate { dram, flash, policy: PolicyName::All };
+                let cost = cost(&q, dram, flash);
+                if cost < cheapest && model.bounds().check(&c).is_ok() {
+                    let meets = model.measure(&q, c).unwrap().iter().any(|m| m.meets);
+                    cheapest = if meets { cost } else { cheapest };
+                }
+            }
+        }
+        eprintln!(
+            "{target} {dram_cost}: {} {cheapest} of {}",
+            answer.cost,
+            search.measured().len()
+        );
+        assert!(answer.cost < 1.1 * cheapest, "{target}: {answer:?}, and {cheapest}");
+    }
 }
 
 #[test]

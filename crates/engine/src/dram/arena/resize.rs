@@ -86,7 +86,7 @@ impl Arena {
         Tail { cut, first, objects }
     }
 
-    /// Copies the first `payload` bytes of a block of the withheld end to a block below. `None` when there is no room.
+    /// Copies the first `payload` bytes of a block to another one, never to the withheld end. `None` when there is no room.
     pub fn relocate(&mut self, block: Block, payload: usize) -> Option<Block> {
         let to = self.alloc(payload)?;
         let from = block.0 as usize * UNIT + BLOCK_HEADER;

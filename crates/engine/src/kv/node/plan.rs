@@ -39,7 +39,7 @@ pub enum PlanError {
     /// The flash index and buffers leave too little of the memory.
     #[error(
         "{memory} of DRAM cannot serve {flash} of flash: the flash index takes {index} ({flash} / {object} per object x 4 \
-         bytes), segment buffers and admission {fixed}; at least {arena} must remain for objects"
+         bytes), segment buffers and admission {fixed}; at least {arena} must remain for objects. {least} would do"
     )]
     TooLittleMemory {
         /// The memory.
@@ -54,6 +54,8 @@ pub enum PlanError {
         fixed: ByteSize,
         /// What objects need.
         arena: ByteSize,
+        /// Memory that would do, in whole mebibytes.
+        least: ByteSize,
     },
     /// More than the store can address.
     #[error("{memory} of DRAM is more than the {most} that one server can use")]
@@ -80,7 +82,7 @@ pub enum PlanError {
     },
     /// The largest object does not fit the memory.
     #[error(
-        "objects of {item} need at least {needed} of DRAM for objects, and {memory} leaves {left}"
+        "objects of {item} need at least {needed} of DRAM for objects, and {memory} leaves {left}; {least} would do"
     )]
     ItemTooLarge {
         /// The largest object.
@@ -91,6 +93,8 @@ pub enum PlanError {
         memory: ByteSize,
         /// Left for objects.
         left: ByteSize,
+        /// Memory that would do, in whole mebibytes.
+        least: ByteSize,
     },
 }
 
@@ -324,7 +328,7 @@ impl Plan {
         flash: Option<(&Geometry, u32)>,
         admission: AdmissionNeed<'_>,
     ) -> Result<Plan, PlanError> {
-        Self::divide(memory, max_item, flash, admission, None)
+        Self::divide_or_say(memory, max_item, flash, admission, None)
     }
 
     /// The same around an index that is there already, of so many shards and buckets for each: what it leads to stays in the
@@ -339,7 +343,52 @@ impl Plan {
         admission: AdmissionNeed<'_>,
         (shards, buckets): (usize, u32),
     ) -> Result<Plan, PlanError> {
-        Self::divide(memory, max_item, Some(flash), admission, Some((shards.max(1), buckets)))
+        let kept = Some((shards.max(1), buckets));
+        Self::divide_or_say(memory, max_item, Some(flash), admission, kept)
+    }
+
+    /// [`Plan::divide`], and where it is refused for want of memory, how much would do.
+    fn divide_or_say(
+        memory: u64,
+        max_item: u64,
+        flash: Option<(&Geometry, u32)>,
+        admission: AdmissionNeed<'_>,
+        kept: Option<(usize, u32)>,
+    ) -> Result<Plan, PlanError> {
+        let mut refused = match Self::divide(memory, max_item, flash, admission, kept) {
+            Err(e @ (PlanError::TooLittleMemory { .. } | PlanError::ItemTooLarge { .. })) => e,
+            other => return other,
+        };
+        // A flash that is not formatted yet may be divided otherwise for more memory.
+        let does = |mib: u64| {
+            let memory = mib << 20;
+            let other = flash.filter(|_| kept.is_none()).and_then(|(geometry, object)| {
+                let flash = geometry.capacity() + SEGMENTS_AT;
+                Some((Self::geometry(memory, flash, max_item).ok()?, object))
+            });
+            let other = other.as_ref().map(|(geometry, object)| (geometry, *object));
+            [flash, other.or(flash)]
+                .into_iter()
+                .all(|flash| Self::divide(memory, max_item, flash, admission, kept).is_ok())
+        };
+        let mut low = memory >> 20;
+        let mut high = low + 1;
+        while !does(high) && high < 1 << 40 {
+            (low, high) = (high, 2 * high);
+        }
+        while low + 1 < high {
+            let middle = low + (high - low) / 2;
+            match does(middle) {
+                true => high = middle,
+                false => low = middle,
+            }
+        }
+        if let PlanError::TooLittleMemory { least, .. } | PlanError::ItemTooLarge { least, .. } =
+            &mut refused
+        {
+            *least = ByteSize(high << 20);
+        }
+        Err(refused)
     }
 
     /// Most shards that there can be.
@@ -413,6 +462,7 @@ impl Plan {
                     object: ByteSize(object),
                     fixed: ByteSize(fixed - beside.index),
                     arena: ByteSize(least_objects),
+                    least: ByteSize(0),
                 });
             }
             if arena < needed {
@@ -421,6 +471,7 @@ impl Plan {
                     needed: ByteSize(needed),
                     memory: ByteSize(memory),
                     left: ByteSize(arena),
+                    least: ByteSize(0),
                 });
             }
             return Ok(Self::laid_out(memory, arena, shards, max_item, &of, &beside, admission));
@@ -587,6 +638,7 @@ impl Plan {
 mod tests {
     use larder_policy::admission::{Admission, Setup};
 
+    use super::super::defaults;
     use super::*;
 
     /// What most of these tests are about: the default's.
@@ -597,6 +649,32 @@ mod tests {
 
     fn plan(memory: u64, item: u64, flash: Option<(&Geometry, u32)>) -> Result<Plan, PlanError> {
         Plan::new(memory, item, flash, default_need())
+    }
+
+    /// Who is refused is told what would do, and it does: with the flash as it is, and with one that is formatted for it.
+    #[test]
+    fn memory_that_would_do_is_named() {
+        let mut refused = 0;
+        for (memory, flash) in [(1, 24), (2, 64), (2, 1 << 10), (8, 4 << 10), (64, 1 << 17)] {
+            for item in [1 << 10, 256 << 10, 1 << 20, 16 << 20] {
+                let flash = flash << 20;
+                let geometry = Plan::geometry(memory << 20, flash, item).unwrap();
+                let of = |g| Some((g, defaults::OBJECT_SIZE));
+                let Err(e) = plan(memory << 20, item, of(&geometry)) else { continue };
+                let (PlanError::TooLittleMemory { least, .. }
+                | PlanError::ItemTooLarge { least, .. }) = e
+                else {
+                    panic!("{e}")
+                };
+                refused += 1;
+                let ByteSize(least) = least;
+                assert!(least > memory << 20 && e.to_string().contains("would do"), "{e}");
+                let other = Plan::geometry(least, flash, item).unwrap();
+                plan(least, item, of(&geometry)).unwrap();
+                plan(least, item, of(&other)).unwrap();
+            }
+        }
+        assert!(refused > 8, "{refused}");
     }
 
     fn geometry(memory: u64, flash: u64) -> Geometry {
