@@ -11,5 +11,6 @@ mod given;
 pub mod workload;
 
 pub use cache::{CacheConfig, CacheError, EPOCH, HybridCache, MAX_VALUE, STUDY_OBJECT, study_of};
+pub(crate) use cache::key_len;
 pub use counters::Counters;
 pub use given::{Drawn, Server, Sizes, hash_key};
