@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::{Parser, ValueEnum};
 use larder_base::ByteSize;
-use larder_sim::lab::equal_writes::{AtBudget, Half, Outcome, Table};
+use larder_sim::lab::equal_writes::{AtBudget, Outcome, Role, Table};
 use larder_sim::lab::kv_study::Spread;
 
 use super::progress;
@@ -19,7 +19,7 @@ const LIST: &str = include_str!("../../../../experiments/equal-writes.toml");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Which {
-    /// Traces on which settings may be tuned.
+    /// Traces on which our settings were chosen.
     Tuned,
     /// Traces on which results are claimed.
     Claimed,
@@ -33,7 +33,7 @@ larder kv -m) in percent of flash. Each cell runs at every budget of the list.
 Examples:
   larder bench equal-writes --list
   larder bench equal-writes --traces ../shared/traces --cells scarab:10:12.5,zipf09
-  larder bench equal-writes --traces DIR --half claimed --json >claimed.json")]
+  larder bench equal-writes --traces DIR --role claimed --json >claimed.json")]
 pub(super) struct EqualWritesArgs {
     /// The list of cells, TOML; experiments/equal-writes.toml when not given.
     #[arg(long, value_name = "FILE")]
@@ -44,9 +44,9 @@ pub(super) struct EqualWritesArgs {
     /// These cells alone, separated by commas: TRACE, TRACE:FLASH or TRACE:FLASH:MEMORY.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cells: Vec<String>,
-    /// The traces of one half alone.
-    #[arg(long, value_enum, value_name = "HALF")]
-    half: Option<Which>,
+    /// The traces of one role alone.
+    #[arg(long, value_enum, value_name = "ROLE")]
+    role: Option<Which>,
     /// Most seeds for each cell; the list says how many a trace has.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: u64,
@@ -73,10 +73,10 @@ fn table(path: Option<&Path>) -> Result<Table, CliError> {
     Table::parse(&text, &file).map_err(|e| usage(e.to_string()))
 }
 
-fn half_name(half: Half) -> &'static str {
-    match half {
-        Half::Tuned => "tuned",
-        Half::Claimed => "claimed",
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Tuned => "tuned",
+        Role::Claimed => "claimed",
     }
 }
 
@@ -84,16 +84,16 @@ pub(super) fn run(args: &EqualWritesArgs) -> Result<(), CliError> {
     let table = table(args.table.as_deref())?;
     let mut cells =
         table.chosen(&args.cells).map_err(|e| CliError::Usage(format!("--cells: {e}")))?;
-    let half = args.half.map(|half| match half {
-        Which::Tuned => Half::Tuned,
-        Which::Claimed => Half::Claimed,
+    let role = args.role.map(|role| match role {
+        Which::Tuned => Role::Tuned,
+        Which::Claimed => Role::Claimed,
     });
-    let half_of = |trace: &str| table.trace(trace).map_or(Half::Tuned, |t| t.half);
-    cells.retain(|cell| half.is_none_or(|half| half_of(&cell.trace) == half));
+    let role_of = |trace: &str| table.trace(trace).map_or(Role::Tuned, |t| t.role);
+    cells.retain(|cell| role.is_none_or(|role| role_of(&cell.trace) == role));
     if args.list {
-        let mut t = Columns::new(2, 1, ["cell", "half"]);
+        let mut t = Columns::new(2, 1, ["cell", "role"]);
         for cell in &cells {
-            t.row([cell.name(), half_name(half_of(&cell.trace)).to_owned()]);
+            t.row([cell.name(), role_name(role_of(&cell.trace)).to_owned()]);
         }
         t.print()?;
         return Ok(());
@@ -182,21 +182,30 @@ fn print(table: &Table, outcomes: &[Outcome]) -> Result<(), CliError> {
     for (title, figure) in [("number", by_requests), ("bytes", by_bytes)] {
         print_misses(table, outcomes, &names, title, figure)?;
     }
-    let mut none =
-        Columns::new(1, 1, ["cell", "memory", "flash", "a server does not start, because"]);
-    let mut any = false;
+    print_not_started(outcomes)
+}
+
+/// The cells in which no server starts, each with the memory with which one would.
+fn print_not_started(outcomes: &[Outcome]) -> Result<(), CliError> {
+    let header = ["cell", "flash", "memory", "least", "a server does not start, because"];
+    let mut none = Columns::new(1, 1, header);
+    let (mut cells, mut not) = (0, 0);
     for o in outcomes.iter().filter(|o| o.seed == 1) {
+        cells += 1;
         if let Some(why) = &o.does_not_start {
-            let sizes = [ByteSize(o.memory).to_string(), ByteSize(o.flash).to_string()];
-            let [memory, flash] = sizes;
-            none.row([o.cell.name(), memory, flash, why.clone()]);
-            any = true;
+            let [flash, memory] = [o.flash, o.memory].map(|bytes| ByteSize(bytes).to_string());
+            let least = o.least_memory.map_or("-".to_owned(), |least| ByteSize(least).to_string());
+            none.row([o.cell.name(), flash, memory, least, why.clone()]);
+            not += 1;
         }
     }
-    if any {
-        none.print()?;
+    if not == 0 {
+        return Ok(());
     }
-    Ok(())
+    none.print()?;
+    proseln!(
+        "{not} of {cells} cells do not start a server (least: the memory with which it starts; - where the flash is too small for any)"
+    )
 }
 
 /// Misses of ours, misses of a rival, and whether the oracle sought this kind.
@@ -209,13 +218,13 @@ fn print_misses(
     title: &str,
     (ours, rival, oracle): Figure,
 ) -> Result<(), CliError> {
-    let mut header = vec!["cell", "half", "budget", "ours", "written", "behind"];
+    let mut header = vec!["cell", "role", "budget", "ours", "written", "behind", "best"];
     header.extend(names);
     if oracle {
         header.push("oracle");
     }
     let mut t = Columns::new(3, 1, header);
-    let (mut cells, mut near, mut most, mut over) = (0, 0, f64::MIN, 0);
+    let mut tally = [Tally::default(); 2];
     for cell in table.cells() {
         let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.cell == cell).collect();
         for (i, level) in table.budgets.iter().enumerate() {
@@ -227,23 +236,20 @@ fn print_misses(
             let median = |figure: &dyn Fn(&AtBudget) -> Option<f64>| {
                 Spread::of(at.iter().filter_map(|at| figure(at))).map(|s| s.median)
             };
-            let best =
-                (0..names.len()).filter_map(|i| median(&|at| rival(at, i))).min_by(f64::total_cmp);
+            let best = (0..names.len())
+                .filter_map(|i| median(&|at| rival(at, i)).map(|misses| (misses, names[i])))
+                .min_by(|a, b| a.0.total_cmp(&b.0));
             let kept = written <= larder_sim::lab::equal_writes::SLACK;
-            let behind = median(&|at| Some(ours(at))).zip(best).map(|(o, b)| (o - b) * 100.0);
-            cells += 1;
-            over += u32::from(!kept);
-            if let (Some(behind), true) = (behind, kept) {
-                near += u32::from(behind <= 0.5);
-                most = most.max(behind);
-            }
+            let behind = median(&|at| Some(ours(at))).zip(best).map(|(o, b)| (o - b.0) * 100.0);
+            tally[usize::from(first.role == Role::Claimed)].add(behind.filter(|_| kept), kept);
             let mut row = vec![
                 cell.name(),
-                half_name(first.half).to_owned(),
+                role_name(first.role).to_owned(),
                 format!("{level}"),
                 percent(&at, |at| Some(ours(at))),
                 format!("{written:.2}"),
                 behind.map_or("-".to_owned(), |b| format!("{b:+.2}")),
+                best.map_or("-", |b| b.1).to_owned(),
             ];
             row.extend((0..names.len()).map(|i| percent(&at, |at| rival(at, i))));
             if oracle {
@@ -252,18 +258,47 @@ fn print_misses(
             t.row(row);
         }
     }
-    if cells == 0 {
+    if tally.iter().all(|t| t.cells == 0) {
         return Ok(());
     }
     proseln!(
         "Misses by {title} in percent of all reads after the first third, at equal bytes written to flash (budget: share of what 'all' \
-         writes; written: of the budget, by ours). Rivals: the lower hull of their settings at 1.02 x the budget. behind: points \
-         over the best rival. The oracle is an offline heuristic that knows the next reads."
+         writes; written: of the budget, by ours, at most 1.02). Rivals: the lower hull of their settings at 1.02 x the budget. behind: \
+         points over the best rival. The oracle is an offline heuristic that knows the next reads."
     )?;
     t.print()?;
-    let most = if most == f64::MIN { "-".to_owned() } else { format!("{most:+.2}") };
-    proseln!(
-        "{cells} cells at a budget: ours first or within half a point in {near}, at most {most} points behind, more written than \
-         the budget in {over}"
-    )
+    for (role, t) in [Role::Tuned, Role::Claimed].into_iter().zip(tally).filter(|t| t.1.cells > 0) {
+        let Tally { cells, first, near, over, most } = t;
+        let most = most.map_or("-".to_owned(), |most| format!("{most:+.2}"));
+        proseln!(
+            "{}: {cells} cells at a budget: ours first in {first}, first or within half a point in {near}, at most {most} points behind, more \
+             written than the budget in {over}",
+            role_name(role)
+        )?;
+    }
+    Ok(())
+}
+
+/// How ours does over the cells of one role, each at each budget.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    cells: u32,
+    first: u32,
+    near: u32,
+    over: u32,
+    /// Points behind the best of the others.
+    most: Option<f64>,
+}
+
+impl Tally {
+    /// `behind` is none where the budget was not kept, or no other kept to it.
+    fn add(&mut self, behind: Option<f64>, kept: bool) {
+        self.cells += 1;
+        self.over += u32::from(!kept);
+        if let Some(behind) = behind {
+            self.first += u32::from(behind <= 0.0);
+            self.near += u32::from(behind <= 0.5);
+            self.most = Some(self.most.map_or(behind, |most| most.max(behind)));
+        }
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::process::{Command, Output};
 
-const TABLE: &str = "title = 'small'\nflash = [0.3]\nmemory = [0.001, 0.5]\nbudgets = [0.3]\n[[trace]]\nname = 'z'\nhalf = 'claimed'\n\
+const TABLE: &str = "title = 'small'\nflash = [0.3]\nmemory = [0.001, 0.5]\nbudgets = [0.3]\n[[trace]]\nname = 'z'\nrole = 'claimed'\n\
     source = 'gen:zipf?objects=60000&requests=90000&skew=0.8&value=600&rate=2000'\nseeds = 2\n\
-    [[trace]]\nname = 'gone'\nhalf = 'tuned'\nsource = 'nowhere/gone.zst'\n";
+    [[trace]]\nname = 'gone'\nrole = 'tuned'\nsource = 'nowhere/gone.zst'\n";
 
 fn run(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
@@ -23,7 +23,7 @@ fn cells_are_listed_chosen_and_measured() {
     std::fs::write(&file, TABLE).unwrap();
     let file = file.to_str().unwrap();
 
-    let list = text(&run(&["--table", file, "--list", "--half", "claimed"]).stdout);
+    let list = text(&run(&["--table", file, "--list", "--role", "claimed"]).stdout);
     assert!(list.contains("z:30:0.1") && list.contains("z:30:50") && !list.contains("gone"));
     let output = run(&["--table", file, "--seeds", "1", "--json"]);
     let said = text(&output.stderr);
@@ -32,7 +32,7 @@ fn cells_are_listed_chosen_and_measured() {
     assert_eq!(found.as_array().unwrap().len(), 2);
     assert!(found[0]["does_not_start"].as_str().unwrap().contains("memory"), "{}", found[0]);
     let at = &found[1]["budgets"][0];
-    assert_eq!((&found[1]["half"], &at["level"]), (&"claimed".into(), &0.3.into()));
+    assert_eq!((&found[1]["role"], &at["level"]), (&"claimed".into(), &0.3.into()));
     let rivals: Vec<&str> =
         at["rivals"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
     for name in [
@@ -49,7 +49,15 @@ fn cells_are_listed_chosen_and_measured() {
 
     let output = run(&["--table", file, "--cells", "z:30:50", "--seeds", "1"]);
     let table = text(&output.stdout);
-    assert!(table.contains("kangaroo") && table.contains("1 cells at a budget"), "{table}");
+    assert!(
+        table.contains("kangaroo") && table.contains("claimed: 1 cells at a budget"),
+        "{table}"
+    );
+
+    let output = run(&["--table", file, "--cells", "z:30:0.1", "--seeds", "1"]);
+    let table = text(&output.stdout);
+    assert!(table.contains("1 of 1 cells do not start a server"), "{table}");
+    assert!(found[0]["least_memory"].as_u64().unwrap() > found[0]["memory"].as_u64().unwrap());
 
     for (arguments, words) in [
         (&["--table", file, "--cells", "y"][..], "--cells: 'y' names no cell"),

@@ -265,7 +265,7 @@ fn tables_of_benchmarks_fit_sixty_columns() {
             &["figure", "forced"],
         ),
         (&["admission", "--list-workloads"], &["workload"]),
-        (&["equal-writes", "--list"], &["cell", "half"]),
+        (&["equal-writes", "--list"], &["cell", "role"]),
     ];
     for (command, words) in commands {
         let mut larder = dir.command(&["bench"]);

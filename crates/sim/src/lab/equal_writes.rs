@@ -21,7 +21,7 @@ use super::rivals;
 use crate::kv::workload::footprint;
 use crate::kv::{CacheConfig, CacheError, Counters, HybridCache, MAX_VALUE, Server, Sizes};
 
-pub use spec::{Cell, Half, SpecError, Table, TraceSpec};
+pub use spec::{Cell, Role, SpecError, Table, TraceSpec};
 
 /// By how much a rival may write more than the budget.
 pub const SLACK: f64 = 1.02;
@@ -108,8 +108,8 @@ pub struct Outcome {
     /// Which.
     #[serde(flatten)]
     pub cell: Cell,
-    /// Whether its trace is one that settings are tuned on, or one that results are claimed on.
-    pub half: Half,
+    /// Whether settings were chosen on its trace.
+    pub role: Role,
     /// Of generated traces and of all draws.
     pub seed: u64,
     /// Requests.
@@ -127,6 +127,9 @@ pub struct Outcome {
     /// Why a server does not start with so little memory or flash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub does_not_start: Option<String>,
+    /// The least memory, bytes, with which one starts then; none if the flash is too small for any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least_memory: Option<u64>,
     /// What `all` writes after the warm-up, and misses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub all: Option<Misses>,
@@ -180,60 +183,80 @@ impl Engine<'_> {
         }
     }
 
-    /// Every setting of the engine's policies that a rival is run with, but for those of `all`.
+    /// Every setting of the engine's policies that a rival is run with, when `all` writes so many bytes. What `all` does is a point of
+    /// `probability`, whose chance is 1 there.
     fn grid(&self, all: u64) -> Vec<(PolicyName, Vec<AdmissionConfig>)> {
-        let with = |policy| AdmissionConfig { policy, ..AdmissionConfig::default() };
-        let mut grid = Vec::new();
-        let mut add = |policy, change: &dyn Fn(&mut AdmissionConfig, f64), values: &[f64]| {
-            let of = |&value: &f64| {
-                let mut config = with(policy);
-                change(&mut config, value);
-                config
-            };
-            grid.push((policy, values.iter().map(of).collect::<Vec<_>>()));
-        };
-        let rate = |level: f64| ByteSize((level * all as f64 / self.seconds) as u64 + 1);
-        let window = |share: f64| ((self.objects * share) as u64).max(64);
-        add(
-            PolicyName::Probability,
-            &|c, p| c.probability.probability = p,
-            &[0.0, 0.02, 0.06, 0.2, 0.5, 1.0],
-        );
-        add(
-            PolicyName::RejectFirst,
-            &|c, share| c.reject_first.window = window(share),
-            &[0.03, 0.1, 0.3, 1.0, 2.0],
-        );
-        for reads in [1, 2] {
-            let set = |c: &mut AdmissionConfig, share| {
-                c.ghost.window = window(share);
-                c.ghost.reads = reads;
-            };
-            add(PolicyName::Ghost, &set, &[0.1, 0.5, 1.5]);
-        }
-        add(
-            PolicyName::WriteRate,
-            &|c, level| {
-                c.write_rate.bytes_per_second = rate(level);
-                c.write_rate.interval = ((self.seconds / 200.0) as u32).max(1);
-            },
-            &[0.02, 0.06, 0.2, 0.6],
-        );
-        let rates = [0.02, 0.06, 0.2, 0.6, 0.0];
-        // A rate of 0 is none: the policy as it is.
-        let free = |level: f64| if level == 0.0 { ByteSize(0) } else { rate(level) };
-        add(
-            PolicyName::Flashiness,
-            &|c, level| c.flashiness.bytes_per_second = free(level),
-            &rates,
-        );
-        add(
-            PolicyName::ExpectedReads,
-            &|c, level| c.expected_reads.bytes_per_second = free(level),
-            &rates,
-        );
-        grid
+        grid(all as f64 / self.seconds, self.objects, self.seconds)
     }
+}
+
+/// See [`Engine::grid`]; `pace` is bytes a second, `objects` what flash holds of the mean size.
+fn grid(pace: f64, objects: f64, seconds: f64) -> Vec<(PolicyName, Vec<AdmissionConfig>)> {
+    let with = |policy| AdmissionConfig { policy, ..AdmissionConfig::default() };
+    let mut grid = Vec::new();
+    let mut add = |policy, change: &dyn Fn(&mut AdmissionConfig, f64), values: &[f64]| {
+        let of = |&value: &f64| {
+            let mut config = with(policy);
+            change(&mut config, value);
+            config
+        };
+        grid.push((policy, values.iter().map(of).collect::<Vec<_>>()));
+    };
+    let rate = |level: f64| ByteSize((level * pace) as u64 + 1);
+    let window = |share: f64| ((objects * share) as u64).max(64);
+    add(
+        PolicyName::Probability,
+        &|c, p| c.probability.probability = p,
+        &[0.0, 0.02, 0.06, 0.2, 0.5, 1.0],
+    );
+    add(
+        PolicyName::RejectFirst,
+        &|c, share| c.reject_first.window = window(share),
+        &[0.03, 0.1, 0.3, 1.0, 2.0],
+    );
+    for reads in [1, 2] {
+        let set = |c: &mut AdmissionConfig, share| {
+            c.ghost.window = window(share);
+            c.ghost.reads = reads;
+        };
+        add(PolicyName::Ghost, &set, &[0.1, 0.5, 1.5]);
+    }
+    add(
+        PolicyName::WriteRate,
+        &|c, level| {
+            c.write_rate.bytes_per_second = rate(level);
+            c.write_rate.interval = ((seconds / 200.0) as u32).max(1);
+        },
+        &[0.02, 0.06, 0.2, 0.6],
+    );
+    let rates = [0.02, 0.06, 0.2, 0.6, 0.0];
+    // A rate of 0 is none: the policy as it is.
+    let free = |level: f64| if level == 0.0 { ByteSize(0) } else { rate(level) };
+    add(PolicyName::Flashiness, &|c, level| c.flashiness.bytes_per_second = free(level), &rates);
+    add(
+        PolicyName::ExpectedReads,
+        &|c, level| c.expected_reads.bytes_per_second = free(level),
+        &rates,
+    );
+    let price = |c: &mut AdmissionConfig, price| c.expected_reads.price = price as f32;
+    add(PolicyName::ExpectedReads, &price, &[0.1, 0.8, 1.6, 3.2]);
+    grid
+}
+
+/// The least memory with which a server starts before this flash, in steps of 64 KiB; none if it starts with none.
+fn least_memory(server: Server) -> Option<u64> {
+    const STEP: u64 = 64 << 10;
+    let starts = |steps: u64| {
+        let server = Server { memory: steps * STEP, ..server };
+        server.divide(&AdmissionConfig::default(), 0).is_ok()
+    };
+    let mut enough = (0..24).map(|doubled| 1 << doubled).find(|&steps| starts(steps))?;
+    let mut short = enough / 2;
+    while enough - short > 1 {
+        let middle = (short + enough) / 2;
+        if starts(middle) { enough = middle } else { short = middle }
+    }
+    Some(enough * STEP)
 }
 
 impl Table {
@@ -241,8 +264,9 @@ impl Table {
     pub fn steps(&self) -> u64 {
         let rivals: usize =
             rivals::Kind::ALL.into_iter().map(|kind| rivals::Setting::grid(kind).len()).sum();
-        // `all`, 31 settings of ours; then ours and the oracle at each budget.
-        (32 + rivals + 2 * self.budgets.len()) as u64
+        let ours: usize = grid(1.0, 1.0, 1.0).iter().map(|(_, settings)| settings.len()).sum();
+        // `all` first; ours and the oracle at each budget.
+        (1 + ours + rivals + 2 * self.budgets.len()) as u64
     }
 
     /// Measures a cell. `step` is called after each run with what ran.
@@ -263,7 +287,7 @@ impl Table {
         let object = (bytes / objects.max(1) + 40).min(MAX_VALUE) as u32;
         let mut outcome = Outcome {
             cell: cell.clone(),
-            half: spec.map_or(Half::Tuned, |t| t.half),
+            role: spec.map_or(Role::Tuned, |t| t.role),
             seed,
             requests: requests.len() as u64,
             objects,
@@ -272,16 +296,20 @@ impl Table {
             flash,
             object,
             does_not_start: None,
+            least_memory: None,
             all: None,
             budgets: Vec::new(),
         };
         let max_item = larder_engine::kv::node::defaults::MAX_ITEM;
         let server = Server { memory: outcome.memory, flash, object, max_item };
         let sizes = Sizes::Server(server);
-        let model = match oracle::Sizes::of(&sizes) {
+        // Ours has to start, and so has `all`, by which budgets are measured.
+        let started = server.divide(&AdmissionConfig::default(), 0);
+        let model = match started.and_then(|_| oracle::Sizes::of(&sizes)) {
             Ok(model) => model,
             Err(e) => {
                 outcome.does_not_start = Some(e.to_string());
+                outcome.least_memory = least_memory(server);
                 return Ok(outcome);
             }
         };
@@ -301,7 +329,7 @@ impl Table {
         step("all");
         outcome.all = Some(all);
         let known = Known::of(&requests)?;
-        let points = points(&engine, all, &known, model, step)?;
+        let points = points(&engine, all, &known, model, step);
         for &level in &self.budgets {
             let budget = (all.written as f64 * level) as u64;
             let ours = engine.run(&AdmissionConfig::default(), Some(budget))?;
@@ -344,20 +372,22 @@ fn points(
     known: &Known,
     model: oracle::Sizes,
     step: &mut dyn FnMut(&'static str),
-) -> Result<Vec<Points>, CacheError> {
+) -> Vec<Points> {
     let mut points: Vec<Points> = Vec::new();
     for (policy, settings) in engine.grid(all.written) {
         let name = policy.as_str();
-        for config in settings {
-            let found = engine.run(&config, None)?;
+        // A window for which there is too little memory is no setting that a server takes.
+        let found = settings.iter().filter_map(|config| {
+            let found = engine.run(config, None).ok();
             step(name);
-            match points.iter_mut().find(|p| p.0 == name) {
-                Some((_, points)) => points.push(found),
-                None => points.push((name, vec![found])),
-            }
+            found
+        });
+        let found: Vec<_> = found.collect();
+        match points.iter_mut().find(|p| p.0 == name) {
+            Some((_, points)) => points.extend(found),
+            None => points.push((name, found)),
         }
     }
-    // What `all` does is a point of `probability`, whose chance is 1 there.
     for kind in rivals::Kind::ALL {
         let mut found = Vec::new();
         for setting in rivals::Setting::grid(kind) {
@@ -367,7 +397,7 @@ fn points(
         }
         points.push((kind.as_str(), found));
     }
-    Ok(points)
+    points
 }
 
 #[cfg(test)]

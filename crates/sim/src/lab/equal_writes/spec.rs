@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use larder_trace::{Format, Options, Request, TraceError, mix};
+use larder_trace::{Format, Options, Request, TraceError, ValueSizes};
 use serde::{Deserialize, Serialize};
 
 use crate::kv::workload::Workload;
 
-/// Whether a trace's cells may be looked at while settings are chosen.
+/// Whether a trace took part when our default settings were chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Half {
-    /// Settings are tuned on it.
+pub enum Role {
+    /// Settings were chosen on it: what it shows is no evidence for them.
     Tuned,
     /// Results are claimed on it.
     Claimed,
@@ -26,8 +26,8 @@ pub struct TraceSpec {
     /// A file below the directory of traces, `gen:…` (`{traces}` stands for that directory), or a workload of `larder bench admission`
     /// as `workload:NAME`.
     pub source: String,
-    /// Which half it is in.
-    pub half: Half,
+    /// Whether settings were chosen on it.
+    pub role: Role,
     /// Format, where it is not told from the contents.
     #[serde(default)]
     pub format: Option<String>,
@@ -40,19 +40,12 @@ pub struct TraceSpec {
     /// The first so many requests alone; of a `workload:`, how many are made.
     #[serde(default)]
     pub limit: Option<u64>,
-    /// Mean bytes of a value, for traces of keys alone: drawn by key, log-normal with `sigma`.
+    /// Sizes of values by key, for traces of keys alone.
     #[serde(default)]
-    pub value: Option<f64>,
-    /// Spread of the values.
-    #[serde(default = "sigma")]
-    pub sigma: f64,
+    pub value_sizes: Option<ValueSizes>,
     /// Seeds that a median is taken of, where chance is in the trace.
     #[serde(default = "one")]
     pub seeds: u64,
-}
-
-fn sigma() -> f64 {
-    1.0
 }
 
 fn one() -> u64 {
@@ -170,11 +163,6 @@ impl Table {
                 let ok = rate.is_finite() && rate > 0.0;
                 check(ok, key("rate"), rate.to_string(), "requests per second, above 0")?;
             }
-            if let Some(value) = t.value {
-                let ok = (1.0..=1e6).contains(&value);
-                check(ok, key("value"), value.to_string(), "between 1 and 1000000 bytes")?;
-            }
-            check((0.0..=4.0).contains(&t.sigma), key("sigma"), t.sigma.to_string(), "0 to 4")?;
             check((1..=100).contains(&t.seeds), key("seeds"), t.seeds.to_string(), "1 to 100")?;
             if let Some(name) = t.source.strip_prefix("workload:") {
                 let known = Workload::named(name).is_some();
@@ -244,6 +232,7 @@ impl TraceSpec {
         let options = Options {
             format: self.format.as_deref().and_then(|f| f.parse().ok()),
             rate: self.rate,
+            value_sizes: self.value_sizes,
             pages: self.pages,
             limit: self.limit,
             ..Options::default()
@@ -256,21 +245,6 @@ impl TraceSpec {
             }
             None => traces.join(&self.source).display().to_string(),
         };
-        let mut requests =
-            larder_trace::open(&name, &options)?.reader.collect::<Result<Vec<_>, _>>()?;
-        if let Some(mean) = self.value {
-            requests.iter_mut().for_each(|r| r.size = log_normal(r.id, mean, self.sigma));
-        }
-        Ok(requests)
+        larder_trace::open(&name, &options)?.reader.collect()
     }
-}
-
-/// The size of an object's value, the same at each of its requests.
-fn log_normal(id: u64, mean: f64, sigma: f64) -> u64 {
-    let unit = |salt: u64| (mix(id ^ salt) >> 11) as f64 / (1u64 << 53) as f64;
-    // Box and Muller's; the logarithm's argument is above 0.
-    let normal = (-2.0 * (1.0 - unit(0x6c6f_676e)).ln()).sqrt()
-        * (2.0 * std::f64::consts::PI * unit(0x6f72_6d61)).cos();
-    let value = (mean.ln() - sigma * sigma / 2.0 + sigma * normal).exp();
-    value.clamp(1.0, 1e6).round() as u64
 }

@@ -11,8 +11,9 @@ fn the_committed_list_is_whole() {
     let table = Table::parse(LIST, "equal-writes.toml").unwrap();
     let cells = table.cells();
     assert_eq!(cells.len(), table.traces.len() * 6);
-    let of = |half| table.traces.iter().filter(|t| t.half == half).count();
-    assert!(of(Half::Tuned).abs_diff(of(Half::Claimed)) <= 1);
+    let tuned = table.traces.iter().filter(|t| t.role == Role::Tuned).map(|t| t.name.as_str());
+    let tuned: Vec<&str> = tuned.collect();
+    assert_eq!(tuned, ["scarab", "oltp", "p3", "adaptsize", "memcachier"]);
     assert_eq!(
         (&table.flash[..], &table.budgets[..]),
         (&[0.1, 0.3][..], &[0.03, 0.1, 0.3, 1.0][..])
@@ -40,10 +41,10 @@ fn the_committed_list_is_whole() {
 fn what_cannot_be_meant_is_named() {
     for (from, to, words) in [
         ("budgets = [0.03", "budgets = [3", "budgets is [3.0"),
-        ("half = \"tuned\"", "half = \"both\"", "both"),
+        ("role = \"tuned\"", "role = \"both\"", "both"),
         ("source = \"workload:churn\"", "source = \"workload:chum\"", "trace churn source is"),
         ("name = \"w106\"", "name = \"scarab\"", "trace scarab name is scarab"),
-        ("value = 300.0", "value = 0.0", "trace scarab value is 0"),
+        ("lognormal:300", "lognormal:0", "'lognormal:0' is no distribution of sizes"),
         ("rate = 10000.0", "rate = 0.0", "trace scarab rate is 0"),
         ("format = \"i64be\"", "format = \"i63be\"", "trace scarab format is i63be"),
         ("title", "titel", "titel"),
@@ -60,7 +61,7 @@ fn sizes_are_drawn_by_key() {
     let table = Table::parse(LIST, "").unwrap();
     let spec = TraceSpec {
         source: "gen:uniform?objects=20000&requests=60000".to_owned(),
-        value: Some(300.0),
+        value_sizes: Some("lognormal:300".parse().unwrap()),
         ..table.trace("scarab").unwrap().clone()
     };
     let spec = TraceSpec { format: None, ..spec };
@@ -74,7 +75,7 @@ fn sizes_are_drawn_by_key() {
 
 fn small(memory: f64) -> Table {
     let text = format!(
-        "title = 't'\nflash = [0.3]\nmemory = [{memory}]\nbudgets = [0.1, 1.0]\n[[trace]]\nname = 'z'\nhalf = 'tuned'\n\
+        "title = 't'\nflash = [0.3]\nmemory = [{memory}]\nbudgets = [0.1, 1.0]\n[[trace]]\nname = 'z'\nrole = 'tuned'\n\
          source = 'gen:zipf?objects=60000&requests=120000&skew=0.8&value=600&rate=2000'"
     );
     Table::parse(&text, "small.toml").unwrap()
@@ -110,6 +111,15 @@ fn who_does_not_start_is_named_so() {
     let outcome = table.measure(&table.cells()[0], Path::new(""), 1, &mut |_| {}).unwrap();
     let why = outcome.does_not_start.unwrap();
     assert!(why.contains("memory") && outcome.budgets.is_empty(), "{why}");
+    let (least, max_item) = (outcome.least_memory.unwrap(), 1 << 20);
+    let starts = |memory| {
+        let server = Server { memory, flash: outcome.flash, object: outcome.object, max_item };
+        server.divide(&AdmissionConfig::default(), 0).is_ok()
+    };
+    assert!(starts(least) && !starts(least - (64 << 10)), "{least}");
+    // No memory makes up for a flash that cannot be divided.
+    let server = Server { memory: 0, flash: 1 << 20, object: outcome.object, max_item };
+    assert_eq!(least_memory(server), None);
 }
 
 #[test]

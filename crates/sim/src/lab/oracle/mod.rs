@@ -10,7 +10,7 @@
 //! may hit more. What is written while the caches warm up is not counted, so the way is gone twice: under the threshold from the
 //! start, and with whatever is read again written until then.
 //!
-//! **What is counted.** Objects in DRAM take what the engine's arena gives them (a header of 64 bytes, key and value, in units of 16).
+//! **What is counted.** Objects in DRAM take what the engine's arena gives them (a header of 32 bytes, key and value, in units of 8).
 //! Records on flash take the engine's header, key and value; large ones begin at multiples of 64 bytes. Segments are written whole, as
 //! soon as the next record does not fit into 99 % of one; the segment that is being filled is one of the flash's, and what is in it is
 //! read from memory. Left out are pages, which small records do not cross in the engine, the second open segment, of large records,
@@ -117,7 +117,7 @@ pub struct Search {
     pub memory: Memory,
     /// Hits of which kind.
     pub objective: Objective,
-    /// How far the bytes written may be from the budget, as a share of it.
+    /// By how much more than the budget may be written, as a share of it.
     pub tolerance: f64,
     /// Runs, at most, between the last threshold that keeps to the budget and the first that does not.
     pub most_runs: u32,

@@ -145,7 +145,7 @@ fn of(ids: &[u64]) -> Known {
     Known::of(&requests).unwrap()
 }
 
-/// DRAM for two objects of 192 bytes.
+/// DRAM for two objects of 152 bytes.
 const TWO: Sizes = Sizes { dram: 400, segment: 4096, segments: 4 };
 
 /// Unread objects leave the FIFO for the ghost; one that comes back from there goes to flash at once; one that was read does without.
