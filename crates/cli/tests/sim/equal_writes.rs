@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 const TABLE: &str = "title = 'small'\nflash = [0.3]\nmemory = [0.001, 0.5]\nbudgets = [0.3]\n[[trace]]\nname = 'z'\nrole = 'claimed'\n\
-    source = 'gen:zipf?objects=60000&requests=90000&skew=0.8&value=600&rate=2000'\nseeds = 2\n\
+    source = 'gen:zipf?objects=60000&requests=90000&skew=0.8&value=2500&rate=2000'\nseeds = 2\n\
     [[trace]]\nname = 'gone'\nrole = 'tuned'\nsource = 'nowhere/gone.zst'\n";
 
 fn run(arguments: &[&str]) -> Output {

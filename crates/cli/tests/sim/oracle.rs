@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 const TRACE: &str = "gen:memcachier?objects=8000&requests=40000&seed=3&rate=1000";
-const SIZES: [&str; 4] = ["--dram", "256k", "--flash", "2m"];
+const SIZES: [&str; 4] = ["--dram", "256k", "--flash", "640k"];
 
 fn oracle(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
@@ -19,7 +19,7 @@ fn rows(arguments: &[&str]) -> Vec<serde_json::Value> {
 
 #[test]
 fn budgets_are_met_and_more_of_them_hit_more() {
-    let found = rows(&[&SIZES[..], &["--levels", "1,0.3,0.1"]].concat());
+    let found = rows(&[&SIZES[..], &["--levels", "1,0.3,0.02"]].concat());
     assert_eq!((found.len(), &found[0]["cache"]), (4, &"all".into()));
     let of = |row: usize, name: &str| found[row][name].as_f64().unwrap();
     for row in &found[1..] {
@@ -43,9 +43,9 @@ fn budgets_are_met_and_more_of_them_hit_more() {
 
 #[test]
 fn memory_is_divided_as_a_server_divides_it() {
-    let found = rows(&["--memory", "2m", "--flash", "8m", "--levels", "0.5"]);
+    let found = rows(&["--memory", "4m", "--flash", "16m", "--levels", "0.5"]);
     let dram = found[1]["dram"].as_u64().unwrap();
-    assert!((1 << 20..2 << 20).contains(&dram), "{dram}");
+    assert!((2 << 20..4 << 20).contains(&dram), "{dram}");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn what_cannot_be_meant_is_refused() {
         (&[&SIZES[..], &["--levels", "2"]].concat(), "--levels: '2': between"),
         (&[&SIZES[..], &["--warmup", "40000"]].concat(), "none is left to count"),
         (&["--dram", "1k", "--flash", "2m"], "dram"),
-        (&["--memory", "1m", "--flash", "100g"], "flash"),
+        (&["--memory", "2m", "--flash", "100g"], "flash"),
         (&[&SIZES[..], &["--most-runs", "0"]].concat(), "--most-runs"),
     ] {
         let output = oracle(arguments);

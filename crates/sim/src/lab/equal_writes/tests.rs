@@ -76,7 +76,7 @@ fn sizes_are_drawn_by_key() {
 fn small(memory: f64) -> Table {
     let text = format!(
         "title = 't'\nflash = [0.3]\nmemory = [{memory}]\nbudgets = [0.1, 1.0]\n[[trace]]\nname = 'z'\nrole = 'tuned'\n\
-         source = 'gen:zipf?objects=60000&requests=120000&skew=0.8&value=600&rate=2000'"
+         source = 'gen:zipf?objects=60000&requests=120000&skew=0.8&value=2000&rate=2000'"
     );
     Table::parse(&text, "small.toml").unwrap()
 }

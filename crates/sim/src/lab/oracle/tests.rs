@@ -9,7 +9,7 @@ use super::*;
 use crate::kv::workload::{Workload, footprint};
 
 /// A cache so small that every sequence of decisions can be tried.
-const TINY: Sizes = Sizes { dram: 300, segment: 404, segments: 3 };
+const TINY: Sizes = Sizes { dram: 250, segment: 404, segments: 3 };
 
 /// The model by the shortest means: vectors, looking ahead by scanning, and decisions from a tape.
 struct Reference<'a> {
@@ -58,7 +58,7 @@ impl Reference<'_> {
 
     fn bring(&mut self, id: u64, now: usize) {
         self.forget(id);
-        let dram = |id| (64 + self.size(id)).next_multiple_of(16);
+        let dram = |id| (32 + self.size(id)).next_multiple_of(8);
         let mut held: u64 = self.dram.iter().map(|d| dram(d.0)).sum();
         held += dram(id);
         self.dram.push((id, now));
@@ -73,7 +73,7 @@ impl Reference<'_> {
                 }),
             };
             let (id, _) = self.dram.remove(at.unwrap());
-            held -= (64 + self.size(id)).next_multiple_of(16);
+            held -= (32 + self.size(id)).next_multiple_of(8);
             if self.decide() {
                 self.write(id);
             }
@@ -226,7 +226,7 @@ fn gets(ids: &[u64]) -> Vec<Request> {
 /// Where the best is obvious, it is found: what is read again is written, what is not is not.
 #[test]
 fn obvious_choices() {
-    // DRAM holds one object of 180 bytes; 1 and 2 take turns, the others come once.
+    // DRAM holds one object of 152 bytes; 1 and 2 take turns, the others come once.
     let requests = gets(&[1, 2, 1, 2, 3, 1, 2, 4, 1, 2, 5]);
     let known = Known::of(&requests).unwrap();
     for memory in [Memory::Lru, Memory::NextRead] {

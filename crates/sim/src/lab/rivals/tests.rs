@@ -50,7 +50,7 @@ impl Naive {
     }
 
     fn enter(&mut self, id: u64) {
-        let dram = |id| (64 + 16 + value(id)).next_multiple_of(16);
+        let dram = |id| (32 + 16 + value(id)).next_multiple_of(8);
         while self.dram.iter().map(|&d| dram(d)).sum::<u64>() + dram(id) > self.sizes.dram {
             let victim = self.dram.pop().unwrap();
             if !self.holds(victim) && self.setting.chance > 0.0 {
