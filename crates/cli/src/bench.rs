@@ -1,5 +1,7 @@
 //! `larder bench`: what the design claims, measured without a server or a device.
 
+mod equal_writes;
+
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,6 +36,9 @@ enum Command {
     Packing(PackingArgs),
     /// Hit ratios of the admission policies at equal bytes written to flash.
     Admission(AdmissionArgs),
+    /// Who misses least for the same bytes written to flash: ours by its defaults, its other policies, other designs, and an offline
+    /// heuristic, over a list of cells.
+    EqualWrites(equal_writes::EqualWritesArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
@@ -41,6 +46,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Index(args) => bench_index(&args),
         Command::Packing(args) => bench_packing(&args),
         Command::Admission(args) => bench_admission(&args),
+        Command::EqualWrites(args) => equal_writes::run(&args),
     }
 }
 
@@ -243,7 +249,8 @@ struct AdmissionArgs {
     /// Print what the workloads are, and end.
     #[arg(long)]
     list_workloads: bool,
-    /// Policies, separated by commas, and ripq; all by default.
+    /// Policies, separated by commas, ripq, and oracle (an offline heuristic that knows the next reads, as larder sim oracle); all
+    /// by default.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     policies: Vec<String>,
     /// Seeds: each workload runs with seeds 1 to N.
@@ -345,18 +352,22 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
     }
     let mut policies: Vec<PolicyName> = Vec::new();
     let mut ripq = args.policies.is_empty();
+    let mut oracle = args.policies.is_empty();
     let names: Vec<&str> = if args.policies.is_empty() {
         POLICY_NAMES.to_vec()
     } else {
         args.policies.iter().map(String::as_str).collect()
     };
     for name in names {
-        if name == "ripq" {
-            ripq = true;
-            continue;
+        match name {
+            "ripq" => ripq = true,
+            "oracle" => oracle = true,
+            _ => {
+                let config = AdmissionConfig::from_name(name);
+                let config = config.map_err(|e| CliError::Usage(format!("--policies: {e}")))?;
+                policies.push(config.policy);
+            }
         }
-        let config = AdmissionConfig::from_name(name);
-        policies.push(config.map_err(|e| CliError::Usage(format!("--policies: {e}")))?.policy);
     }
     between("--seeds", args.seeds as f64, 1.0, 1e6)?;
     between("--requests", args.requests as f64, 1e4, 1e9)?;
@@ -376,6 +387,7 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
         levels: args.levels.clone(),
         policies,
         ripq,
+        oracle,
         free_runs: !args.no_free_runs,
         size_scale: args.size_scale,
         class_weights: args.class_weights,
@@ -499,10 +511,13 @@ fn print_levels(
             // Who writes less and hits more is not beaten by whoever fills the level.
             let at_most =
                 |writes: &Option<Spread>| writes.is_some_and(|s| s.median <= 1.0 + plan.tolerance);
+            // Nobody competes with who knows the future.
+            let competes = |i: usize| tuned[i] != Contender::Oracle;
             let best = cells
                 .iter()
-                .filter(|(_, writes)| at_most(writes))
-                .filter_map(|(hits, _)| hits.map(|h| h.median))
+                .enumerate()
+                .filter(|(i, (_, writes))| competes(*i) && at_most(writes))
+                .filter_map(|(_, (hits, _))| hits.map(|h| h.median))
                 .fold(0.0, f64::max);
             let mut row = vec![w.name.to_owned(), format!("{level:.2}")];
             for (i, (hits, writes)) in cells.iter().enumerate() {
@@ -510,7 +525,7 @@ fn print_levels(
                     row.push("-".to_owned());
                     continue;
                 };
-                let first = at_most(writes) && h.median >= best;
+                let first = competes(i) && at_most(writes) && h.median >= best;
                 wins[i] += u32::from(first);
                 let mut mark = if first { " *".to_owned() } else { String::new() };
                 if at_level(writes) {
@@ -528,7 +543,10 @@ fn print_levels(
         }
     }
     let mut first = vec!["first".to_owned(), String::new()];
-    first.extend(wins.iter().map(u32::to_string));
+    first.extend(tuned.iter().zip(&wins).map(|(p, wins)| match p {
+        Contender::Oracle => "-".to_owned(),
+        _ => wins.to_string(),
+    }));
     t.row(first);
     let mut mean = vec!["behind the first, mean".to_owned(), String::new()];
     mean.extend(behind.iter().map(|b| {
@@ -541,7 +559,7 @@ fn print_levels(
     t.row(mean);
     proseln!(
         "{name} in percent at equal bytes written to flash (writes: share of what 'all' writes); median of {} seeds \
-         and half the range; * the most of those that write at most that; (n x) could not be brought to the level and writes n times that",
+         and half the range; * the most of the policies that write at most that; (n x) could not be brought to the level and writes n times that",
         plan.seeds
     )?;
     t.print()?;
@@ -572,7 +590,7 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) -> Result<(), CliErr
         ],
     );
     for w in &plan.workloads {
-        for p in plan.contenders() {
+        for p in plan.contenders().into_iter().filter(|p| p.has_defaults()) {
             let of = |f: fn(&Outcome) -> Option<f64>| {
                 let free = outcomes.iter().filter(|o| {
                     o.workload == w.name

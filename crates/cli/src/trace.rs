@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use indicatif::{HumanBytes, ProgressBar};
 use larder_trace::{
-    Class, Collector, CsvColumns, Format, Hashed, Reader, Request, Trace, TraceError, Writer,
+    Class, Collector, CsvColumns, Format, Hashed, Reader, Request, Trace, TraceError, ValueSizes,
+    Writer,
 };
 
 use crate::error::CliError;
@@ -51,6 +52,10 @@ pub(crate) struct Input {
     /// Requests per second that give times to a trace without them.
     #[arg(long, value_name = "REQUESTS", value_parser = parse_rate)]
     pub(crate) rate: Option<f64>,
+    /// Sizes of values by key in place of the trace's own, for traces of keys alone: lognormal:MEAN or lognormal:MEAN:SIGMA, as in
+    /// lognormal:300.
+    #[arg(long, value_name = "DISTRIBUTION")]
+    pub(crate) value_sizes: Option<ValueSizes>,
     /// Split block I/O into pages, 4 KiB unless a size is given.
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "4k", value_parser = parse_page)]
     pub(crate) pages: Option<u32>,
@@ -111,6 +116,8 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     rate: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    value_sizes: Option<ValueSizes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pages: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
@@ -123,6 +130,7 @@ impl Settings {
             columns: options.columns.as_ref().map(ToString::to_string),
             skip_bad: options.skip_bad,
             rate: options.rate,
+            value_sizes: options.value_sizes,
             pages: options.pages,
             limit: options.limit,
         }
@@ -136,6 +144,7 @@ impl Input {
             skip_bad: self.skip_bad,
             columns: self.columns.clone(),
             rate: self.rate,
+            value_sizes: self.value_sizes,
             pages: self.pages,
             limit: self.limit,
         }
@@ -255,6 +264,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
                 columns: None,
                 skip_bad: false,
                 rate: None,
+                value_sizes: None,
                 pages: None,
                 limit: None,
             };

@@ -18,6 +18,7 @@ mod pages;
 mod read;
 mod request;
 mod stats;
+mod value_sizes;
 mod write;
 
 pub use error::{BadRecord, Place, TraceError};
@@ -32,4 +33,5 @@ pub use read::kv::CsvColumns;
 pub use read::{FileReader, Progress, Reader};
 pub use request::{Class, Op, Request, hash_key, key_id, mix};
 pub use stats::{BlockStats, Collector, Stats};
+pub use value_sizes::{BadSizes, ValueSizes};
 pub use write::Writer;

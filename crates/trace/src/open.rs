@@ -13,6 +13,7 @@ use crate::pages::Pages;
 use crate::read::kv::CsvColumns;
 use crate::read::{FileReader, Progress, Reader};
 use crate::request::Request;
+use crate::value_sizes::{Sized, ValueSizes};
 
 /// How to read a trace.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,8 @@ pub struct Options {
     pub columns: Option<CsvColumns>,
     /// Requests per second that give times to a trace without them.
     pub rate: Option<f64>,
+    /// Sizes of objects, drawn by key, in place of the trace's own. Block operations keep theirs.
+    pub value_sizes: Option<ValueSizes>,
     /// Split block operations into pages of so many bytes.
     pub pages: Option<u32>,
     /// Stop after so many requests (of what is handed out, so pages where there are pages).
@@ -105,6 +108,9 @@ fn finish(
     if let Some(rate) = options.rate {
         let interval = 1e9 / rate;
         reader = Box::new(Rated { inner: reader, interval, count: 0, shift: 0, last: 0 });
+    }
+    if let Some(sizes) = options.value_sizes {
+        reader = Box::new(Sized { inner: reader, sizes });
     }
     if let Some(page) = options.pages {
         reader = Box::new(Pages::new(reader, page));

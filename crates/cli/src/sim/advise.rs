@@ -10,7 +10,7 @@ use larder_policy::admission::{AdmissionConfig, FlashinessConfig, Objective, Pol
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Told, Wave, WriteLimit,
 };
-use larder_trace::{CsvColumns, Format, Hashed, Options, Trace};
+use larder_trace::{CsvColumns, Format, Hashed, Options, Trace, ValueSizes};
 use serde::Serialize;
 use signal_hook::consts::SIGINT;
 
@@ -131,6 +131,10 @@ struct TraceFlags {
     /// Requests per second that give times to a trace without them.
     #[arg(long, value_name = "REQUESTS", value_parser = parse_rate)]
     rate: Option<f64>,
+    /// Sizes of values by key in place of the trace's own, for traces of keys alone: lognormal:MEAN or lognormal:MEAN:SIGMA, as in
+    /// lognormal:300.
+    #[arg(long, value_name = "DISTRIBUTION")]
+    value_sizes: Option<ValueSizes>,
     /// Split block I/O into pages, 4 KiB unless a size is given.
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "4k", value_parser = parse_page)]
     pages: Option<u32>,
@@ -146,6 +150,7 @@ impl TraceFlags {
             skip_bad: self.skip_bad,
             columns: self.columns.clone(),
             rate: self.rate,
+            value_sizes: self.value_sizes,
             pages: self.pages,
             limit: self.limit,
         }

@@ -5,6 +5,7 @@ mod baseline;
 mod block;
 mod index;
 mod mrc;
+mod oracle;
 mod origin;
 mod replay;
 mod report;
@@ -38,6 +39,8 @@ enum Command {
     /// Other flash caches to measure against: a victim cache, RIPQ, CacheLib's two. Hit ratio and cache-level write
     /// amplification.
     Baseline(baseline::BaselineArgs),
+    /// The best offline heuristic for a flash log with a write budget: which hits were there for who knew the next reads.
+    Oracle(oracle::OracleArgs),
     /// The block cache's admission and replacement on block traces: read hits, bytes to flash.
     Block(block::BlockArgs),
     /// Decide again what a server recorded (larder kv --record, larder block serve --record) decided, by the same engine: ends with 1 where they differ.
@@ -57,6 +60,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Sweep(args) => sweep::run(&args),
         Command::Advise(args) => advise::run(&args),
         Command::Baseline(args) => baseline::run(&args),
+        Command::Oracle(args) => oracle::run(&args),
         Command::Block(args) => block::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Index(args) => index::run(&args),

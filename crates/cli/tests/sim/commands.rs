@@ -373,14 +373,16 @@ fn stack_has_hosts_and_restarts() {
 fn every_output_names_version_seed_and_trace() {
     let version = env!("CARGO_PKG_VERSION");
     let blocks = "gen:fileserver?size=64m&set=8m&requests=5000&writes=0.3";
-    let commands: [(&str, &[&str]); 4] = [
+    let commands: [(&str, &[&str]); 5] = [
+        (TRACE, &["oracle", TRACE, "--dram", "1m", "--flash", "8m", "--levels", "0.5"]),
         (TRACE, &["mrc", TRACE, "--sizes", "100", "--policies", "lru,belady"]),
         (TRACE, &["baseline", TRACE, "--flash", "4m", "--cache", "victim"]),
         (FILES, &["block", FILES, "--sizes", "8m"]),
         (blocks, &["stack", blocks, "--ram", "256k", "--flash", "4m"]),
     ];
     // A flag that was given, and one that was not.
-    let flags: [[(&str, serde_json::Value); 2]; 4] = [
+    let flags: [[(&str, serde_json::Value); 2]; 5] = [
+        [("most_runs", 24.into()), ("objective", "requests".into())],
         [("unit", "objects".into()), ("warmup", 0.into())],
         [("bucket", 4096.into()), ("align", 1.into())],
         [("write", "hdd-ssd".into()), ("line", 4096.into())],

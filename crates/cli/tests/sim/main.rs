@@ -12,7 +12,9 @@ mod bounds;
 #[path = "../browser/mod.rs"]
 mod browser;
 mod commands;
+mod equal_writes;
 mod interrupt;
+mod oracle;
 mod outputs;
 mod run;
 mod sweep;

@@ -259,12 +259,13 @@ fn a_full_standard_output_is_told_and_no_panic() {
 #[test]
 fn tables_of_benchmarks_fit_sixty_columns() {
     let dir = Dir::new();
-    let commands: [(&[&str], &[&str]); 2] = [
+    let commands: [(&[&str], &[&str]); 3] = [
         (
             &["index", "--objects", "20000", "--turnovers", "1", "--probes", "1000"],
             &["figure", "forced"],
         ),
         (&["admission", "--list-workloads"], &["workload"]),
+        (&["equal-writes", "--list"], &["cell", "role"]),
     ];
     for (command, words) in commands {
         let mut larder = dir.command(&["bench"]);

@@ -234,6 +234,7 @@ impl Workload {
             skip_bad: self.skip_bad,
             columns,
             rate: None,
+            value_sizes: self.value_sizes,
             pages: self.pages,
             limit: self.limit,
         })

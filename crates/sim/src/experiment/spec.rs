@@ -8,6 +8,7 @@ use larder_engine::kv::node::defaults;
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsTable;
 use larder_policy::budget::WriteBudgetConfig;
+use larder_trace::ValueSizes;
 use serde::{Deserialize, Serialize};
 
 use super::baseline::{FifoLog, FlashieldPaper, SetAssociative};
@@ -78,6 +79,9 @@ pub struct Workload {
     /// Pass over malformed records rather than stop at the first.
     #[serde(default)]
     pub skip_bad: bool,
+    /// Sizes of objects by key in place of the trace's own, as `lognormal:300`. Default: the trace's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_sizes: Option<ValueSizes>,
     /// Split block I/O into pages of so many bytes. Default: each I/O is one object.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "page_bytes")]
     pub pages: Option<u32>,

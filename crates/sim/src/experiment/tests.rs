@@ -13,6 +13,10 @@ flash = "8m"
 fn defaults_are_filled_in_and_read_back() {
     let pages = LEAST.replace("trace", "pages = \"4k\"\ntrace");
     assert_eq!(Experiment::parse(&pages, "pages.toml").unwrap().workload.pages, Some(4096));
+    let sizes = LEAST.replace("trace", "value_sizes = \"lognormal:300\"\ntrace");
+    let sized = Experiment::parse(&sizes, "sizes.toml").unwrap();
+    assert_eq!(sized.workload.value_sizes.unwrap().to_string(), "lognormal:300:1");
+    assert_eq!(Experiment::parse(&toml::to_string(&sized).unwrap(), "again").unwrap(), sized);
     let e = Experiment::parse(LEAST, "least.toml").unwrap();
     assert_eq!((e.seed, e.caches[0].name(), e.caches[0].flash()), (1, "hybrid", 8 << 20));
     let text = toml::to_string(&e).unwrap();
@@ -77,6 +81,10 @@ fn what_cannot_be_meant_is_named() {
         (LEAST.replace("trace", "rate = 0\ntrace"), "workload.rate is 0"),
         (LEAST.replace("trace", "rate = 1e300\ntrace"), "workload.rate is 1e300: give"),
         (LEAST.replace("trace", "limit = 0\ntrace"), "workload.limit is 0: give at least 1"),
+        (
+            LEAST.replace("trace", "value_sizes = \"normal:3\"\ntrace"),
+            "'normal:3' is no distribution of sizes",
+        ),
         (LEAST.replace("trace", "pages = \"5k\"\ntrace"), "workload.pages is 5120: a page is"),
         ("[workload]\ntrace = \"x\"\ncache = []\n".to_owned(), "unknown field `cache`"),
         ("cache = []\n[workload]\ntrace = \"x\"\n".to_owned(), "at least one [[cache]]"),

@@ -593,7 +593,7 @@ impl<M: Resizable> HybridCache<M> {
 }
 
 /// Bytes of a request's key as it is simulated.
-fn key_len(r: &Request) -> u8 {
+pub(crate) fn key_len(r: &Request) -> u8 {
     r.key_bytes().clamp(ID_LEN as u32, 250) as u8
 }
 

@@ -66,7 +66,7 @@ impl Server {
 }
 
 impl Sizes {
-    pub(super) fn divide(
+    pub(crate) fn divide(
         &self,
         admission: &AdmissionConfig,
         salt: u32,

@@ -10,6 +10,7 @@ mod flash;
 mod given;
 pub mod workload;
 
+pub(crate) use cache::key_len;
 pub use cache::{CacheConfig, CacheError, EPOCH, HybridCache, MAX_VALUE, STUDY_OBJECT, study_of};
 pub use counters::Counters;
 pub use given::{Drawn, Server, Sizes, hash_key};

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::kv::workload::{Workload, footprint};
 use crate::kv::{CacheConfig, CacheError, Counters, HybridCache, Sizes, study_of};
+use crate::lab::oracle::{self, Known, Search, TooLong};
 
 /// What to compare.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct Plan {
     pub policies: Vec<PolicyName>,
     /// RIPQ too (the model of [`crate::lab::baseline`]), with all of its DRAM as block buffers and misses taken in by chance.
     pub ripq: bool,
+    /// The offline heuristic that knows the next reads ([`crate::lab::oracle`]) at each level.
+    pub oracle: bool,
     /// Whether each policy also runs by its defaults.
     pub free_runs: bool,
     /// Sizes of values are multiplied by this.
@@ -68,6 +71,9 @@ pub enum StudyError {
     /// A trace could not be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The oracle cannot look so far ahead.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
     /// A cache could not be built.
     #[error(
         "workload {workload}, DRAM share {dram_share}: {source}; more --requests make larger caches"
@@ -161,14 +167,15 @@ impl Plan {
     /// Who is compared, in order.
     pub fn contenders(&self) -> Vec<Contender> {
         let policies = self.policies.iter().map(|&p| Contender::Policy(p));
-        policies.chain(self.ripq.then_some(Contender::Ripq)).collect()
+        let ripq = self.ripq.then_some(Contender::Ripq);
+        policies.chain(ripq).chain(self.oracle.then_some(Contender::Oracle)).collect()
     }
 
     /// Searches of a knob and free runs in all, for progress.
     pub fn steps(&self) -> u64 {
         let contenders = self.contenders();
-        let tuned = contenders.iter().filter(|c| Knob::of(**c).is_some()).count();
-        let free = if self.free_runs { contenders.len() } else { 0 };
+        let tuned = contenders.iter().filter(|c| c.has_levels()).count();
+        let free = contenders.iter().filter(|c| self.free_runs && c.has_defaults()).count();
         let per_cell = free + tuned * self.levels.len();
         self.groups().len() as u64 * self.seeds * per_cell as u64
     }
@@ -199,7 +206,8 @@ impl Plan {
             let all = cell.run(&self.configured(PolicyName::All))?;
             cell.all = all.counters.flash_bytes;
             let contenders = self.contenders();
-            for &contender in contenders.iter().filter(|_| self.free_runs) {
+            let free = contenders.iter().filter(|c| self.free_runs && c.has_defaults());
+            for &contender in free {
                 let run = match contender {
                     Contender::Policy(PolicyName::All) => all.clone(),
                     // It has no default without a budget: a quarter of what `all` writes stands in.
@@ -210,6 +218,7 @@ impl Plan {
                         cell.run(&cell.trained(self.configured(policy)))?
                     }
                     Contender::Ripq => cell.run_with(Knob::Ripq, 0, 1.0)?,
+                    Contender::Oracle => continue,
                 };
                 let outcome = cell.outcome(contender, None, &run, None);
                 step(&outcome);
@@ -218,6 +227,11 @@ impl Plan {
             for (l, &level) in self.levels.iter().enumerate() {
                 let target = level * cell.all as f64;
                 for (p, &contender) in contenders.iter().enumerate() {
+                    if contender == Contender::Oracle {
+                        let outcome = cell.oracle(level, target)?;
+                        step(&outcome);
+                        outcomes.push(outcome);
+                    }
                     let Some(knob) = Knob::of(contender) else { continue };
                     let start = hints.get(&(l, p)).copied().unwrap_or((0, knob.guess(level)));
                     let found = cell.search(knob, start, target)?;
@@ -233,13 +247,15 @@ impl Plan {
     }
 }
 
-/// Who is compared: a policy of the engine, or RIPQ.
+/// Who is compared: a policy of the engine, RIPQ, or the oracle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// A policy in front of this engine's flash.
     Policy(PolicyName),
     /// RIPQ, which has a flash layout of its own.
     Ripq,
+    /// Who knows the next reads: an offline heuristic, with which no policy competes.
+    Oracle,
 }
 
 impl Contender {
@@ -248,11 +264,22 @@ impl Contender {
         match self {
             Contender::Policy(p) => p.as_str(),
             Contender::Ripq => "ripq",
+            Contender::Oracle => "oracle",
         }
+    }
+
+    /// Whether it can be told to write so much.
+    fn has_levels(self) -> bool {
+        self == Contender::Oracle || Knob::of(self).is_some()
+    }
+
+    /// Whether it can be left to itself.
+    pub fn has_defaults(self) -> bool {
+        self != Contender::Oracle
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Run {
     counters: Counters,
     /// Warm-up included.
@@ -284,6 +311,8 @@ struct Cell<'a> {
     seconds: f64,
     /// Bytes that `all` writes after the warm-up.
     all: u64,
+    /// The requests' futures, once they were looked at.
+    known: Option<Known>,
     clock: Option<fn() -> u64>,
 }
 
@@ -306,6 +335,7 @@ impl<'a> Cell<'a> {
             cache_bytes: (bytes as f64 * plan.cache_share) as u64,
             seconds: last.max(1.0),
             all: 0,
+            known: None,
             clock,
         }
     }
@@ -344,37 +374,55 @@ impl<'a> Cell<'a> {
             let (counters, whole) =
                 ripq::run(self.requests, (self.warmup(), filling), sizes, chance, self.seed);
             let nanos = started.and_then(|s| self.clock.map(|c| c() - s));
-            let none = Run {
-                counters,
-                whole,
-                direct: 0,
-                models: 0,
-                precision: None,
-                recall: None,
-                admission_bytes: 0,
-                nanos,
-            };
-            return Ok(none);
+            return Ok(Run { counters, whole, nanos, ..Run::default() });
         }
         self.run(&knob.set(stage, position, self))
     }
 
+    fn sizes(&self) -> Sizes {
+        let study = study_of(self.dram(), self.flash());
+        Sizes::Study(Study { object: self.mean_record, ..study })
+    }
+
+    fn refused(&self, source: CacheError) -> StudyError {
+        let Group { workload, dram_share } = self.group;
+        StudyError::Cache { workload: workload.name, dram_share, source }
+    }
+
+    /// The oracle, when so many bytes may be written.
+    fn oracle(&mut self, level: f64, target: f64) -> Result<Outcome, StudyError> {
+        let known = match self.known.take() {
+            Some(known) => known,
+            None => Known::of(self.requests)?,
+        };
+        let filled = if self.plan.count_filling { 0 } else { self.warmup() };
+        let search = Search {
+            sizes: oracle::Sizes::of(&self.sizes()).map_err(|e| self.refused(e))?,
+            warmup: self.warmup(),
+            counted_from: filled,
+            budget: target as u64,
+            memory: oracle::Memory::NextRead,
+            objective: self.plan.objective,
+            tolerance: self.plan.tolerance,
+            most_runs: 24,
+        };
+        let started = self.clock.map(|c| c());
+        let found = search.find(&known);
+        let nanos = started.and_then(|s| self.clock.map(|c| c() - s));
+        self.known = Some(known);
+        let shown = format!("reads per byte {:.3e}", found.setting.threshold);
+        let run = Run { counters: found.counters, whole: found.whole, nanos, ..Run::default() };
+        Ok(self.outcome(Contender::Oracle, Some(level), &run, Some(shown)))
+    }
+
     fn run(&mut self, admission: &AdmissionConfig) -> Result<Run, StudyError> {
         let config = CacheConfig {
-            sizes: Sizes::Study(Study {
-                object: self.mean_record,
-                ..study_of(self.dram(), self.flash())
-            }),
+            sizes: self.sizes(),
             admission: admission.clone(),
             seed: self.seed,
             ..CacheConfig::default()
         };
-        let (workload, dram_share) = (self.group.workload.name, self.group.dram_share);
-        let mut cache = HybridCache::new(&config).map_err(|source| StudyError::Cache {
-            workload,
-            dram_share,
-            source,
-        })?;
+        let mut cache = HybridCache::new(&config).map_err(|e| self.refused(e))?;
         let mut started = None;
         let mut warm = Counters::default();
         for (i, request) in self.requests.iter().enumerate() {
@@ -540,7 +588,11 @@ enum Knob {
 
 impl Knob {
     fn of(contender: Contender) -> Option<Knob> {
-        let Contender::Policy(policy) = contender else { return Some(Knob::Ripq) };
+        let policy = match contender {
+            Contender::Policy(policy) => policy,
+            Contender::Ripq => return Some(Knob::Ripq),
+            Contender::Oracle => return None,
+        };
         match policy {
             PolicyName::All => None,
             PolicyName::Probability => Some(Knob::Probability),
@@ -702,6 +754,7 @@ mod tests {
             price: 0.0,
             first_fill: false,
             ripq: true,
+            oracle: false,
             free_runs: true,
             size_scale: 1,
             class_weights: ClassWeights::Balanced,
@@ -731,6 +784,25 @@ mod tests {
             all.iter().map(|o| (o.hit_ratio, o.flash_bytes)).collect()
         };
         assert_eq!(figures(&outcomes), figures(&again));
+    }
+
+    /// Who knows the next reads is before every policy at the same writes, and competes with none.
+    #[test]
+    fn the_oracle_is_before_all_policies() {
+        let policies = [PolicyName::All, PolicyName::Probability, PolicyName::RejectFirst];
+        let plan = Plan { oracle: true, seeds: 1, ..plan(&policies) };
+        let mut steps = 0;
+        let outcomes = plan.run(plan.groups()[0], &mut |_| steps += 1, None).unwrap();
+        assert_eq!((steps, outcomes.len()), (plan.steps(), 4 + 4));
+        let oracle = outcomes.iter().find(|o| o.policy == "oracle").unwrap();
+        assert!(oracle.level == Some(0.4) && oracle.writes <= 1.02, "{oracle:?}");
+        for o in outcomes.iter().filter(|o| o.policy != "oracle" && o.level.is_some()) {
+            assert!(oracle.hit_ratio > o.hit_ratio, "{o:?} {oracle:?}");
+        }
+        let filled = Plan { count_filling: true, ..plan };
+        let outcomes = filled.run(filled.groups()[0], &mut |_| {}, None).unwrap();
+        let oracle = outcomes.iter().find(|o| o.policy == "oracle").unwrap();
+        assert!(oracle.writes <= 1.02 && oracle.fills > 0.0, "{oracle:?}");
     }
 
     /// `flashiness` at three tenths of what `all` writes, seed 1, twice: by `plan` and by what `change` makes of it.
