@@ -63,9 +63,9 @@ impl<const DEPTHS: usize, const VALUES: usize> Means<DEPTHS, VALUES> {
         }
     }
 
-    /// What is to be expected of something of this kind.
-    pub(crate) fn expected(&self, kind: [usize; DEPTHS]) -> [f32; VALUES] {
-        let mut means = self.all.means([0.0; VALUES]);
+    /// What is to be expected of something of this kind; before anything was seen, what is `supposed`.
+    pub(crate) fn expected(&self, kind: [usize; DEPTHS], supposed: [f32; VALUES]) -> [f32; VALUES] {
+        let mut means = self.all.means(supposed);
         for (cells, kind) in self.depths.iter().zip(kind) {
             means = cells.get(kind).map_or(means, |cell| cell.means(means));
         }
@@ -92,12 +92,12 @@ mod tests {
         // All: 60 / 30 = 2; then (60 + 10 × coarser) / 30 at the two depths that there are.
         let drawn = |coarser: f32| (60.0 + 10.0 * coarser) / 30.0;
         let expected = drawn(drawn(2.0));
-        let found = means.expected([1, 3, 9]);
+        let found = means.expected([1, 3, 9], [0.0; 2]);
         assert!((found[0] - expected).abs() < 1e-4 && (found[1] - 2.0 * expected).abs() < 1e-4);
         // Of others only what all have in common is known.
-        assert!((means.expected([0, 0, 0])[0] - 2.0).abs() < 1e-4);
+        assert!((means.expected([0, 0, 0], [0.0; 2])[0] - 2.0).abs() < 1e-4);
         // One that shares the coarse kind has its mean.
-        assert!((means.expected([1, 2, 0])[0] - (drawn(2.0) * 10.0) / 10.0).abs() < 1e-4);
+        assert!((means.expected([1, 2, 0], [0.0; 2])[0] - (drawn(2.0) * 10.0) / 10.0).abs() < 1e-4);
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
         for _ in 0..1500 {
             means.learn([0], [0.0]);
         }
-        assert!(means.expected([0])[0] < 0.3);
+        assert!(means.expected([0], [0.0])[0] < 0.3);
     }
 
     /// Two kinds whose values are geometric, with means p / (1 - p) of 1/3 and 3: what is learnt is that, as far as the 250 to 500 that a
@@ -132,7 +132,7 @@ mod tests {
             let overall = (1.0 / 3.0 + 3.0) / 2.0;
             // Four standard errors of 250 observations, beside what ten of the coarser mean shift.
             let allowed = 4.0 * spread / 250.0_f64.sqrt() + 10.0 / 260.0 * (mean - overall).abs();
-            let found = f64::from(means.expected([0, kind])[0]);
+            let found = f64::from(means.expected([0, kind], [0.0])[0]);
             assert!((found - mean).abs() < allowed, "{kind}: {found}, not {mean} ± {allowed}");
         }
     }

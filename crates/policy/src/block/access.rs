@@ -68,6 +68,44 @@ impl BlockAccess {
 pub struct Observed {
     /// Bytes of the volume that are part of a sequential stream and beyond its admitted length; empty if start = end.
     pub(super) sequential: (u64, u64),
+    pub(super) hints: Hints,
+}
+
+/// What an access was like, as far as that tells something of each of its lines: whether it belongs to a sequential run, and how long it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints(u8);
+
+impl Hints {
+    /// Lengths that are told apart.
+    pub(super) const LENGTHS: usize = 3;
+    const RUN: u8 = 1;
+
+    pub(super) fn new(run: bool, lines: u64) -> Hints {
+        let length = match lines {
+            0..=1 => 0,
+            2..=15 => 1,
+            _ => 2,
+        };
+        Hints(u8::from(run) | length << 1)
+    }
+
+    /// Of a number that [`number`](Self::number) gave, for records.
+    pub fn of_number(number: u8) -> Hints {
+        Hints::new(number & Hints::RUN != 0, [1, 2, 16][usize::from(number >> 1).min(2)])
+    }
+
+    /// As a number, for records.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
+    pub(super) fn in_run(self) -> bool {
+        self.0 & Hints::RUN != 0
+    }
+
+    pub(super) fn length(self) -> usize {
+        usize::from(self.0 >> 1).min(Hints::LENGTHS - 1)
+    }
 }
 
 impl Observed {
@@ -82,9 +120,14 @@ impl Observed {
         self.sequential
     }
 
-    /// What [`sequential`](Self::sequential) said of it.
-    pub fn of(sequential: (u64, u64)) -> Observed {
-        Observed { sequential }
+    /// What the access was like. With [`of`](Self::of), for records of what was decided.
+    pub fn hints(&self) -> Hints {
+        self.hints
+    }
+
+    /// What [`sequential`](Self::sequential) and [`hints`](Self::hints) said of it.
+    pub fn of(sequential: (u64, u64), hints: Hints) -> Observed {
+        Observed { sequential, hints }
     }
 
     pub(super) fn refuses(&self, start: u64, bytes: u64) -> bool {
@@ -134,7 +177,7 @@ impl Verdict {
     }
 }
 
-/// Why a line does not go to flash. The first four are found by admission, the others by who asks it.
+/// Why a line does not go to flash. The first five are found by admission, the others by who asks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Part of a sequential stream (`seqr`, `sseqr`).
@@ -145,6 +188,8 @@ pub enum Reason {
     NotHotter,
     /// Data that would displace metadata (`two_lbs`).
     MetadataVictim,
+    /// Too few reads are expected of it (`expected_reads`).
+    FewReads,
     /// The range is selected never to be cached.
     Never,
     /// The write budget is spent.
@@ -163,11 +208,12 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of their declaration.
-    pub const ALL: [Reason; 11] = [
+    pub const ALL: [Reason; 12] = [
         Reason::Sequential,
         Reason::FewTouches,
         Reason::NotHotter,
         Reason::MetadataVictim,
+        Reason::FewReads,
         Reason::Never,
         Reason::Budget,
         Reason::Ceiling,
@@ -184,6 +230,7 @@ impl Reason {
             Reason::FewTouches => "few_touches",
             Reason::NotHotter => "not_hotter",
             Reason::MetadataVictim => "metadata_victim",
+            Reason::FewReads => "few_reads",
             Reason::Never => "never",
             Reason::Budget => "budget",
             Reason::Ceiling => "ceiling",
@@ -201,6 +248,7 @@ impl Reason {
             Reason::FewTouches => "its segment was touched too few times",
             Reason::NotHotter => "accessed no more often than the line it would displace",
             Reason::MetadataVictim => "data that would displace metadata",
+            Reason::FewReads => "too few reads are expected of it for what is written",
             Reason::Never => "selected never to be cached",
             Reason::Budget => "the drive's write budget is spent",
             Reason::Ceiling => "the volume has all of the cache that it may have",
@@ -284,7 +332,7 @@ mod tests {
     fn an_observation_refuses_what_overlaps_it() {
         let nothing = Observed::default();
         assert!(!nothing.is_sequential() && !nothing.refuses(0, u64::MAX));
-        let some = Observed { sequential: (8192, 12288) };
+        let some = Observed::of((8192, 12288), Hints::default());
         assert!(some.is_sequential());
         assert!(!some.refuses(4096, 4096) && !some.refuses(12288, 4096));
         assert!(some.refuses(4096, 4097) && some.refuses(8192, 1));

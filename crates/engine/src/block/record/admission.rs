@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use larder_base::Nanos;
 use larder_policy::block::{
-    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, LineId, Observed, Reason,
+    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, Hints, LineId, Observed, Reason,
     Verdict, Victim, VolumeId,
 };
 
@@ -58,6 +58,7 @@ fn put_candidate(out: &mut Vec<u8>, c: &BlockCandidate) {
     let (start, end) = c.observed.sequential();
     put(out, start);
     put(out, end);
+    put(out, c.observed.hints().number().into());
     match &c.victim {
         None => put(out, 0),
         Some(victim) => {
@@ -76,7 +77,9 @@ fn take_line(c: &mut Cursor<'_>) -> Result<LineId, BadRecord> {
 fn take_candidate(c: &mut Cursor<'_>) -> Result<BlockCandidate, BadRecord> {
     let line = take_line(c)?;
     let (op, kind) = take_op_and_kind(c)?;
-    let observed = Observed::of((c.varint("start of a stream")?, c.varint("end of a stream")?));
+    let sequential = (c.varint("start of a stream")?, c.varint("end of a stream")?);
+    let hints = Hints::of_number(c.at_most(5, "hints of an access")? as u8);
+    let observed = Observed::of(sequential, hints);
     let victim = match c.at_most(4, "kind of a victim")? {
         0 => None,
         code => {
@@ -104,7 +107,7 @@ fn note_verdict(verdict: Verdict) -> Digest {
 fn note_observed(observed: Observed) -> Digest {
     let mut digest = Digest::default();
     let (start, end) = observed.sequential();
-    digest.all(&[start, end]);
+    digest.all(&[start, end, observed.hints().number().into()]);
     digest
 }
 

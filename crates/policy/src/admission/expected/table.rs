@@ -139,7 +139,7 @@ impl Table {
 
     /// How many reads one of this kind is to be expected to get.
     pub(super) fn expected(&self, like: Like) -> f32 {
-        let [reads] = self.0.expected([like.coarse(), like.middle(), like.fine()]);
+        let [reads] = self.0.expected([like.coarse(), like.middle(), like.fine()], [0.0]);
         reads
     }
 }
