@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Block admission at equal flash writes: the table of docs/block-admission.md.
 
-    bench/block/equal_writes.py --larder BIN [--traces DIR] [--only NAME,…] [--json FILE]
+    bench/block/equal_writes.py --larder BIN [--traces DIR] [--only NAME,…] [--but NAME,…] [--json FILE]
 
 Each policy is run over a grid of its settings by `larder sim block` (LRU, full placement, lines of 4 KiB, write-through with
 allocation). A trace's first third warms up; hits and bytes are those behind it. A budget is a share of what `all` writes. A policy's
 figure is the most hits that the upper hull of its points (and of the origin: no cache) has at 1.02 × the budget; so what is compared
 is settings between which one may mix, and nobody gains by a setting that happens to lie near a budget. The grid of settings is
 the same in each cell. Real traces are read from DIR (`../shared/traces` beside the checkout unless told otherwise) and left out
-where they are not there. Traces of keys (ARC's) are read as reads of a line each.
+where they are not there. Traces of keys (ARC's) are read as reads of a line each. Cells in which nothing is read again are left out.
 """
 
 import argparse
@@ -60,9 +60,8 @@ POLICIES = {
     "sseqr+two_lbs": [
         f"sseqr+two_lbs(ageing={a},writes={w})" for a in [4, 16, 64] for w in ["compare", "admit", "reject"]
     ],
-    "expected_reads": [
-        f"expected_reads(least={n})" for n in [0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5]
-    ],
+    "expected_reads": ["expected_reads(least=0,price=0)"]
+    + [f"expected_reads(least={n})" for n in [0, 0.02, 0.05, 0.075, 0.1, 0.15, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5]],
 }
 
 
@@ -107,6 +106,7 @@ def main():
     parser.add_argument("--larder", default="larder", help="the binary to be asked")
     parser.add_argument("--traces", default=os.path.normpath(beside), help="where real traces are")
     parser.add_argument("--only", help="names of traces, separated by commas")
+    parser.add_argument("--but", default="", help="names of traces to leave out, separated by commas")
     parser.add_argument("--json", help="write all points to this file as well")
     args = parser.parse_args()
 
@@ -115,7 +115,7 @@ def main():
     print(f"| --- | ---: | ---: | {' | '.join('---:' for _ in names)} |")
     behind, found = [], []
     for name, source in CHOSEN_ON + HELD_OUT:
-        if args.only and name not in args.only.split(","):
+        if (args.only and name not in args.only.split(",")) or name in args.but.split(","):
             continue
         trace = args.traces + source if source.startswith("/") else source
         if source.startswith("/") and not os.path.exists(trace):
@@ -145,6 +145,8 @@ def main():
                     hits = {policy: hull_at(points[policy], 1.02 * budget * everything) for policy in names}
                     most = max(hits.values())
                     rivals = max(hit for policy, hit in hits.items() if policy != "expected_reads")
+                    if most < 0.05:
+                        continue  # Nothing is read again: no cell.
                     behind.append((name in [n for n, _ in HELD_OUT], hits["expected_reads"] - rivals))
                     cells = [f"**{hits[n]:.1f}**" if hits[n] > most - 0.05 else f"{hits[n]:.1f}" for n in names]
                     print(f"| {name} | {100 * size:.0f} % | {budget:.2f} | {' | '.join(cells)} |", flush=True)

@@ -21,8 +21,8 @@ pub use access::{
 };
 pub use admission::{
     BLOCK_ADMISSION_DEFAULT, BLOCK_POLICY_NAMES, BlockAdmission, BlockAdmissionConfig,
-    BlockAdmissionError, BlockSetup, ExpectedReadsConfig, Rotation, SequentialConfig, StageConfig, TouchCountConfig,
-    TwoLevelConfig, TwoLevelWrites,
+    BlockAdmissionError, BlockSetup, ExpectedReadsConfig, Rotation, SequentialConfig, StageConfig,
+    TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
 };
 pub use reclaim::{EvictionBy, SegmentPicker, Survivors, VictimPolicy};
 pub use selection::{Rule, Selected, Selection, SelectionError};

@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use larder_base::Nanos;
 use larder_policy::block::{
-    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, Hints, LineId, Observed, Reason,
-    Verdict, Victim, VolumeId,
+    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, Hints, LineId, Observed,
+    Reason, Verdict, Victim, VolumeId,
 };
 
 use super::digest::{Answers, Digest};

@@ -232,13 +232,11 @@ pub struct ExpectedReadsConfig {
     pub price: f64,
     /// Lines that are remembered for each that the cache has.
     pub memory: u32,
-    /// What a sequential run is: `window`, `gap` and `run` of `seqr`.
-    pub stream: SequentialConfig,
 }
 
 impl Default for ExpectedReadsConfig {
     fn default() -> ExpectedReadsConfig {
-        ExpectedReadsConfig { least: 0.1, price: 1.0, memory: 2, stream: SequentialConfig::REJECT }
+        ExpectedReadsConfig { least: 0.1, price: 1.0, memory: 2 }
     }
 }
 
@@ -628,7 +626,6 @@ mod tests {
                 least: f64::from(least) / 100.0,
                 price: f64::from(price) / 10.0,
                 memory,
-                ..ExpectedReadsConfig::default()
             })
         });
         prop_oneof![sequential, touch, two, expected]

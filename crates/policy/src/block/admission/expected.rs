@@ -9,7 +9,7 @@
 
 use larder_base::Rng;
 
-use super::config::ExpectedReadsConfig;
+use super::config::{ExpectedReadsConfig, SequentialConfig};
 use super::lines::{AWAY, Lines, Past, WRITES};
 use super::streams::Streams;
 use crate::block::access::{Hints, mix};
@@ -24,9 +24,10 @@ const LEAST_SEEN: u32 = 64;
 const EARNED_OVER: f32 = 512.0;
 /// Bytes of a volume that share what is remembered of their neighbourhood.
 const REGION_SHIFT: u32 = 16;
-/// At the start one line in so many is followed, and as many lines of the cache have one place to follow one.
+/// At the start one line in so many is followed, and as many lines of the cache have one place to follow one, within these bounds.
 const FOLLOWED: u64 = 10;
 const LEAST_FOLLOWED: u64 = 1024;
+const MOST_FOLLOWED: u64 = 65_536;
 
 /// Levels of reads that are told apart, of the region's accesses, and of an access's length.
 const READS: usize = 6;
@@ -150,22 +151,28 @@ impl ExpectedReads {
     pub(super) fn new(config: &ExpectedReadsConfig, setup: &super::BlockSetup) -> ExpectedReads {
         let lines = setup.lines.max(1);
         let mut rng = Rng::new(setup.seed);
-        let followed = (lines / FOLLOWED).max(LEAST_FOLLOWED) as usize;
+        let followed = Self::places(lines) as usize;
         // Small caches have as many places as it takes to learn at all, and follow more than a tenth.
         let parts = (lines / LEAST_FOLLOWED).clamp(1, FOLLOWED);
         let follow = Follow::new(followed * Follow::<Kept>::BYTES, rng.next_u64());
-        let (window, gap, run) = (config.stream.window, config.stream.gap.0, config.stream.run);
+        // What a run is, is what it is for `seqr`.
+        let SequentialConfig { window, gap, run, .. } = SequentialConfig::REJECT;
         ExpectedReads {
             config: *config,
             seed: rng.next_u64(),
             line_shift: setup.line_bytes.max(1).ilog2(),
             lines: Lines::new(Self::keys(config, lines), lines),
-            streams: Streams::new(window, gap, run).over_connections(true),
+            streams: Streams::new(window, gap.0, run).over_connections(true),
             follow: follow.beginning_with(parts),
             table: Table::new([COARSE, MIDDLE, FINE]),
             seen: 0,
             leaving: Leaving::default(),
         }
+    }
+
+    /// Lines that may be followed at once in a cache of so many.
+    fn places(lines: u64) -> u64 {
+        (lines / FOLLOWED).clamp(LEAST_FOLLOWED, MOST_FOLLOWED)
     }
 
     /// Keys that are remembered of a cache of so many lines.
@@ -175,7 +182,7 @@ impl ExpectedReads {
 
     /// Bytes that it takes.
     pub(super) fn bytes_for(config: &ExpectedReadsConfig, lines: u64) -> u128 {
-        let followed = u128::from((lines / FOLLOWED).max(LEAST_FOLLOWED));
+        let followed = u128::from(Self::places(lines));
         Lines::bytes_for(Self::keys(config, lines)) + followed * Follow::<Kept>::BYTES as u128
     }
 

@@ -13,7 +13,8 @@ mod touch;
 
 pub use config::{
     BLOCK_ADMISSION_DEFAULT, BLOCK_POLICY_NAMES, BlockAdmissionConfig, BlockAdmissionError,
-    ExpectedReadsConfig, Rotation, SequentialConfig, StageConfig, TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
+    ExpectedReadsConfig, Rotation, SequentialConfig, StageConfig, TouchCountConfig, TwoLevelConfig,
+    TwoLevelWrites,
 };
 
 use std::fmt::Write as _;
@@ -304,7 +305,11 @@ impl BlockAdmission {
                 },
                 Stage::Expected(reads) => {
                     let e = reads.expected(candidate);
-                    let known = if e.known { "" } else { " as is supposed until some were followed to their end" };
+                    let known = if e.known {
+                        ""
+                    } else {
+                        " as is supposed until some were followed to their end"
+                    };
                     let needed = (e.needed * (1.0 + e.writes)).max(e.displaced);
                     write!(
                         out,
@@ -376,7 +381,11 @@ impl Stage {
             }
             StageConfig::ExpectedReads(c) => {
                 let bytes = ExpectedReads::bytes_for(c, lines);
-                fits_with("expected_reads", &|| format!("memory={} for each of {lines} lines", c.memory), bytes)?;
+                fits_with(
+                    "expected_reads",
+                    &|| format!("memory={} for each of {lines} lines", c.memory),
+                    bytes,
+                )?;
                 Ok(Stage::Expected(Box::new(ExpectedReads::new(c, setup))))
             }
         }

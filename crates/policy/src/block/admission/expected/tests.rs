@@ -75,8 +75,10 @@ impl Cache {
             self.offered += 1;
             let free = self.used.len() < LINES as usize;
             let verdict = match &mut self.chance {
-                Some((share, rng)) if rng.chance(*share) => Verdict::Admit,
-                Some(_) => Verdict::Reject(Reason::FewReads),
+                Some((share, rng)) => match rng.chance(*share) {
+                    true => Verdict::Admit,
+                    false => Verdict::Reject(Reason::FewReads),
+                },
                 None => match self.admission.judge(&candidate) {
                     Verdict::IfFree if !free => {
                         self.admission.without_slot(&candidate);
@@ -125,8 +127,7 @@ fn with_scans(admission: &str) -> f64 {
 
 #[test]
 fn a_scan_leaves_the_working_set_where_it_is() {
-    let [all, sseqr, expected] =
-        ["all", "sseqr(length=64k)", "expected_reads"].map(with_scans);
+    let [all, sseqr, expected] = ["all", "sseqr(length=64k)", "expected_reads"].map(with_scans);
     assert!(all < 0.9, "the scan must matter: {all}");
     assert!(expected > 0.98 && expected > sseqr - 0.01, "{expected}, sseqr {sseqr}, all {all}");
 }
@@ -158,7 +159,8 @@ fn hot_and_cold(cache: &mut Cache, seed: u64) {
         if i == 100_000 {
             cache.count();
         }
-        let line = if rng.chance(0.5) { rng.below(LINES * 2) } else { (1 << 20) + rng.below(1 << 18) };
+        let line =
+            if rng.chance(0.5) { rng.below(LINES * 2) } else { (1 << 20) + rng.below(1 << 18) };
         let op = if rng.chance(0.2) { BlockOp::Write } else { BlockOp::Read };
         // Far enough apart that no two make a run.
         cache.request(op, line * 37, 1);

@@ -9,8 +9,7 @@ use larder_format::recording::Cursor;
 use larder_format::recording::bytes::unzigzag;
 use larder_policy::block::{
     BlockAccess, BlockCandidate, BlockKind, Hints, Observed, Reason, Rule,
-    Verdict as PolicyVerdict,
-    VolumeId,
+    Verdict as PolicyVerdict, VolumeId,
 };
 
 use super::codes::{FURTHEST, kind_of, rule_of, state_of, take_message, verdict_of};
