@@ -24,6 +24,8 @@ const LEAST_SEEN: u32 = 64;
 const EARNED_OVER: f32 = 512.0;
 /// Bytes of a volume that share what is remembered of their neighbourhood.
 const REGION_SHIFT: u32 = 16;
+/// Lines that are remembered for each region that is.
+const LINES_PER_REGION: u64 = 8;
 /// At the start one line in so many is followed, and as many lines of the cache have one place to follow one, within these bounds.
 const FOLLOWED: u64 = 10;
 const LEAST_FOLLOWED: u64 = 1024;
@@ -140,6 +142,7 @@ pub(super) struct ExpectedReads {
     seed: u64,
     line_shift: u32,
     lines: Lines,
+    regions: Lines,
     streams: Streams,
     follow: Follow<Kept>,
     table: Table,
@@ -162,6 +165,7 @@ impl ExpectedReads {
             seed: rng.next_u64(),
             line_shift: setup.line_bytes.max(1).ilog2(),
             lines: Lines::new(Self::keys(config, lines), lines),
+            regions: Lines::new(Self::keys(config, lines) / LINES_PER_REGION, lines),
             streams: Streams::new(window, gap.0, run).over_connections(true),
             follow: follow.beginning_with(parts),
             table: Table::new([COARSE, MIDDLE, FINE]),
@@ -183,7 +187,10 @@ impl ExpectedReads {
     /// Bytes that it takes.
     pub(super) fn bytes_for(config: &ExpectedReadsConfig, lines: u64) -> u128 {
         let followed = u128::from(Self::places(lines));
-        Lines::bytes_for(Self::keys(config, lines)) + followed * Follow::<Kept>::BYTES as u128
+        let keys = Self::keys(config, lines);
+        Lines::bytes_for(keys)
+            + Lines::bytes_for(keys / LINES_PER_REGION)
+            + followed * Follow::<Kept>::BYTES as u128
     }
 
     fn line(&self, line: LineId) -> u64 {
@@ -204,7 +211,7 @@ impl ExpectedReads {
         }
         for region in left >> REGION_SHIFT..=(right - 1) >> REGION_SHIFT {
             let key = self.region(access.volume, region << REGION_SHIFT);
-            self.lines.touch(key, access.op);
+            self.regions.touch(key, access.op);
         }
         for line in left >> self.line_shift..=(right - 1) >> self.line_shift {
             let key = mix(self.seed, access.volume, line);
@@ -231,7 +238,7 @@ impl ExpectedReads {
 
     fn kind(&self, candidate: &BlockCandidate) -> Kind {
         let past = self.lines.recall(self.line(candidate.line));
-        let region = self.lines.recall(self.region(candidate.line.volume, candidate.line.offset));
+        let region = self.regions.recall(self.region(candidate.line.volume, candidate.line.offset));
         Kind::new(candidate.op, candidate.observed.hints(), past, region)
     }
 
@@ -291,6 +298,7 @@ impl ExpectedReads {
 
     pub(super) fn memory_bytes(&self) -> usize {
         self.lines.memory_bytes()
+            + self.regions.memory_bytes()
             + self.follow.memory_bytes()
             + self.table.memory_bytes()
             + self.streams.memory_bytes()

@@ -160,7 +160,7 @@ fn hot_and_cold(cache: &mut Cache, seed: u64) {
             cache.count();
         }
         let line =
-            if rng.chance(0.5) { rng.below(LINES * 2) } else { (1 << 20) + rng.below(1 << 18) };
+            if rng.chance(0.5) { rng.below(LINES * 3 / 4) } else { (1 << 20) + rng.below(1 << 18) };
         let op = if rng.chance(0.2) { BlockOp::Write } else { BlockOp::Read };
         // Far enough apart that no two make a run.
         cache.request(op, line * 37, 1);
