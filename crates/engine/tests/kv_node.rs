@@ -3,7 +3,7 @@
 use larder_base::lock::Single;
 use larder_base::{AppId, Expiry, HashKey, Nanos, Now, UnixSecs};
 use larder_engine::kv::api::{
-    Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+    Arith, Delete, Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
 use larder_engine::kv::node::{
     AdmissionNeed, Cache, LogStart, Maintenance, MaintenanceEffects, Node, Plan, Start, StateIo,
@@ -74,6 +74,8 @@ impl MaintenanceEffects for Fx {
 #[derive(Default)]
 struct Sink {
     hit: bool,
+    /// Of an item: its value, flags and CAS, and whether it is stale.
+    item: Option<(Vec<u8>, u32, u64, bool)>,
     woken: bool,
     verifies: Vec<FlashRead>,
 }
@@ -81,6 +83,10 @@ struct Sink {
 impl Effects for Sink {
     fn reply(&mut self, reply: Reply<'_>) {
         self.hit = matches!(reply, Reply::Item(_));
+        self.item = match reply {
+            Reply::Item(i) => Some((i.value.to_vec(), i.flags, i.cas, i.stale)),
+            _ => None,
+        };
     }
     fn verify(&mut self, read: FlashRead) {
         self.verifies.push(read);
@@ -392,4 +398,50 @@ fn verifications_that_wait_are_bounded_and_counted() {
     assert!(!waiting.is_empty() && waiting.len() <= most);
     assert!(site.execute("a0:key31", Op::Get(Get::default())).verifies.is_empty());
     assert_ne!(site.node.app(b"a0:key"), AppId::DEFAULT);
+}
+
+/// Numbers far from those that the shard gives out, which take more bytes of an object: given to an object that has no room for
+/// them where it lies, by each operation that changes an object in place.
+#[test]
+fn a_cas_that_a_client_chose_changes_nothing_else_of_an_object() {
+    let mut site = Site::new(4 << 20, None);
+    let number = |n: &'static [u8], new_cas, flags| {
+        Op::Store(Store {
+            mode: StoreMode::Set,
+            value: n,
+            flags,
+            expiry: Expiry::NEVER,
+            compare_cas: None,
+            new_cas,
+            invalidate: false,
+            vivify: None,
+        })
+    };
+    for (step, flags) in [0, 7, 0, u32::MAX].into_iter().enumerate() {
+        for (at, chosen) in [u64::MAX, 1 << 38, (1 << 44) - 1, 3].into_iter().enumerate() {
+            let key = format!("key{step}-{at}");
+            let stays = [None, Some(chosen)][step / 2];
+            site.execute(&key, number(b"100", stays, flags));
+            let plus = Arith { delta: 5, new_cas: Some(chosen), ..Arith::default() };
+            site.execute(&key, Op::Arith(plus));
+            let (value, ..) = site.execute(&key, Op::Peek).item.unwrap();
+            assert_eq!(value, b"105");
+            // Back to a number of the shard's own, and away from it again.
+            site.execute(&key, Op::Arith(Arith { delta: 1, ..Arith::default() }));
+            let (value, had, own, stale) = site.execute(&key, Op::Peek).item.unwrap();
+            assert_eq!((&value[..], had, stale), (&b"106"[..], flags, false));
+            assert!(own % (1 << 44) < 1000, "{own}");
+            let mark = Delete { mark_stale: true, new_cas: Some(chosen), ..Delete::default() };
+            site.execute(&key, Op::Delete(mark));
+            let item = site.execute(&key, Op::Peek).item.unwrap();
+            assert_eq!(item, (b"106".to_vec(), flags, chosen, true));
+            let drop = Delete { drop_value: true, new_cas: Some(!chosen), ..Delete::default() };
+            site.execute(&key, Op::Delete(drop));
+            let (value, had, cas, _) = site.execute(&key, Op::Peek).item.unwrap();
+            assert_eq!((value.len(), had, cas), (0, 0, !chosen));
+        }
+    }
+    for shard in 0..site.node.shards() {
+        site.node.lock(shard).validate().unwrap();
+    }
 }

@@ -280,3 +280,62 @@ fn hot_and_cold_streams_cost_less_than_one() {
     let (one, two) = (run(1), run(2));
     assert!(two < one * 0.8, "one stream {one}, two {two}");
 }
+
+/// Writes of which a share goes to hot pages, each kind through a stream of its own.
+fn steady_streams(
+    over: f64,
+    victim: VictimPolicy,
+    pages_per_block: u32,
+    hot: (f64, f64),
+    rounds: u32,
+) -> f64 {
+    let device = Geometry {
+        logical_pages: 1_500 * pages_per_block,
+        streams: 2,
+        ..geometry(over, victim, pages_per_block)
+    };
+    let mut ssd = Ssd::new(device, 1).unwrap();
+    let mut rng = Rng::new(4);
+    let pages = u64::from(device.logical_pages);
+    let few = (pages as f64 * hot.1) as u64;
+    for page in 0..device.logical_pages {
+        ssd.write(page, u16::from(u64::from(page) < few), &mut NoEviction);
+    }
+    for round in 0..rounds {
+        if round == rounds / 2 {
+            ssd.reset_traffic();
+        }
+        for _ in 0..pages {
+            let is_hot = rng.chance(hot.0);
+            let page = if is_hot { rng.below(few) } else { few + rng.below(pages - few) };
+            ssd.write(page as u32, is_hot.into(), &mut NoEviction);
+        }
+    }
+    ssd.traffic().write_amplification()
+}
+
+/// A tail-drop cleaner takes every super-block at the same age, whichever stream filled it: what the streams keep apart does
+/// not matter, and the fixed point of one log holds.
+#[test]
+fn streams_do_not_help_a_cleaner_that_takes_the_oldest() {
+    for (over, hot) in [(0.28, (0.8, 0.2)), (0.15, (0.9, 0.1))] {
+        let (writes, share) = hot;
+        let classes = [(writes, share), (1.0 - writes, 1.0 - share)];
+        let expected = theory::fifo_classes(1.0 + over, &classes);
+        let found = steady_streams(over, VictimPolicy::Fifo, 32, hot, 16);
+        close(found, expected, 0.015, &format!("{over}, {hot:?}"));
+    }
+}
+
+/// A greedy cleaner takes super-blocks of both streams with equally many valid pages. So each stream costs what uniform writes
+/// cost, however hot and however few its pages are (Desnoyers, ACM TOS 2014): all but the ties, which go to the super-block
+/// closed first, a cold one. Those save the less, the more pages a super-block has.
+#[test]
+fn streams_cost_a_greedy_cleaner_what_uniform_writes_cost() {
+    for (over, hot) in [(0.28, (0.8, 0.2)), (0.28, (0.9, 0.1)), (0.15, (0.8, 0.2))] {
+        let uniform = theory::greedy(1.0 + over, 256);
+        let found = steady_streams(over, VictimPolicy::Greedy, 256, hot, 8);
+        assert!(found < uniform * 1.005, "{over}, {hot:?}: {found}, uniform {uniform}");
+        close(found, uniform, 0.03, &format!("{over}, {hot:?}"));
+    }
+}

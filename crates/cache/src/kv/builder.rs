@@ -66,7 +66,8 @@ impl Builder {
         self
     }
 
-    /// The mean size of an object on flash, bytes: the index is divided for it (4 bytes of DRAM an object). 280 by default.
+    /// The mean size of an object on flash, bytes: the index is divided for it (4 bytes of DRAM an object, 6 where admission weighs
+    /// reads against sizes). 280 by default.
     #[must_use]
     pub fn object_size(mut self, bytes: u32) -> Builder {
         self.object_size = bytes;

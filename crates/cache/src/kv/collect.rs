@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use larder_base::{AppId, Now};
+use larder_base::{AppId, ByteSize, Now};
 use larder_engine::kv::node::{LogTotals, Totals};
 
 use super::{Core, Flash, locked};
@@ -66,6 +66,17 @@ impl Core {
             }
         }
         stats
+    }
+
+    /// Which part of the memory is what, as one line.
+    pub(super) fn memory_divided(&self, now: Now) -> String {
+        let parts = self.node.totals(now.mono).memory;
+        let named = parts
+            .iter()
+            .map(|(name, bytes)| format!("{} {}", name.replace('_', " "), ByteSize(*bytes)))
+            .collect::<Vec<_>>();
+        let all = ByteSize(self.node.memory_limit());
+        format!("{all} of DRAM are divided: {}", named.join(", "))
     }
 
     pub(super) fn raw_stats(&self, now: Now) -> CacheStats {

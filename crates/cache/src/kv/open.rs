@@ -146,6 +146,7 @@ pub fn open(config: &CacheConfig, clock: &Arc<Clock>) -> Result<(Arc<Core>, Open
 fn started(ready: Ready, clock: &Arc<Clock>) -> Result<(Arc<Core>, Opened), CacheError> {
     let Ready { store, opened, maintenance } = ready;
     let store = Arc::new(store);
+    tracing::info!("{}", store.memory_divided(clock.now()));
     store
         .start_threads(clock, maintenance)
         .map_err(|source| CacheError::System { what: "start a thread", source })?;

@@ -90,7 +90,7 @@ pub(super) struct AdviseArgs {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "flashiness,reject_first,ghost,write_rate,all"
+        default_value = "expected_reads,flashiness,reject_first,ghost,write_rate,all"
     )]
     policies: Vec<String>,
     /// Which hits flashiness seeks where a write budget or a rate is held: requests or bytes. The target counts requests.

@@ -7,9 +7,11 @@
 //! and room for one large object can always be made by clearing a run of neighbours.
 //!
 //! ```text
-//! block: | size u32 (units; bit 31 = used) | previous block's size u32 | payload …            |
-//! free:  |                                  |                           | next u32 | prev u32 |
+//! block: | its units u31, the block before is free | next of its chain u31, in use | payload …          |
+//! free:  | its units u31, 0                        | next of its list u31, 0       | prev u32 | … | units u32 |
 //! ```
+//!
+//! A free block says at its end how long it is, for the block behind it, which is in use: two free ones never touch.
 
 mod resize;
 
@@ -17,13 +19,19 @@ use super::free::{FreeBlocks, FreeLists};
 pub use resize::Tail;
 
 /// Granularity of blocks, bytes.
-pub const UNIT: usize = 16;
+pub const UNIT: usize = 8;
 /// Bytes in front of a block's payload.
 pub(super) const BLOCK_HEADER: usize = 8;
 /// Smallest block, units: an object header alone is as large.
 pub(super) const MIN_UNITS: u32 = 4;
 
+/// With a block's units: the block before it is free.
+const AFTER_FREE: u32 = 1 << 31;
+/// With a block's link: it is in use.
 const USED: u32 = 1 << 31;
+
+/// Units of which the start of one block is known, if one begins there (1 MiB): so that blocks are found from the memory's end.
+const REGION_BITS: u32 = 17;
 
 /// A block's place: its offset in units. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,11 +42,15 @@ pub struct Arena {
     mem: Box<[u8]>,
     end: u32,
     lists: FreeLists,
+    /// A block that begins in each region; 0 where none is known.
+    starts: Vec<u32>,
+    /// Where the CAS uniques begin that objects hold at no further cost.
+    pub(super) cas_base: u64,
 }
 
 /// Units of an arena of `bytes`.
 pub(super) fn arena_units(bytes: usize) -> u32 {
-    (bytes / UNIT).clamp(4096 / UNIT, (1 << 30) - 1) as u32
+    (bytes / UNIT).clamp(4096 / UNIT, (1 << 31) - 1) as u32
 }
 
 pub(super) fn units_of(payload: usize) -> u32 {
@@ -59,22 +71,22 @@ impl FreeBlocks for Arena {
     }
     #[inline]
     fn units(&self, unit: u32) -> u32 {
-        self.get(unit, 0) & !USED
+        self.get(unit, 0) & !AFTER_FREE
     }
     fn is_free(&self, unit: u32) -> bool {
-        self.get(unit, 0) & USED == 0
+        self.get(unit, 4) & USED == 0
     }
     fn next_free(&self, unit: u32) -> u32 {
-        self.get(unit, 8)
+        self.get(unit, 4)
     }
     fn prev_free(&self, unit: u32) -> u32 {
-        self.get(unit, 12)
+        self.get(unit, 8)
     }
     fn set_next_free(&mut self, unit: u32, next: u32) {
-        self.put(unit, 8, next);
+        self.put(unit, 4, next);
     }
     fn set_prev_free(&mut self, unit: u32, prev: u32) {
-        self.put(unit, 12, prev);
+        self.put(unit, 8, prev);
     }
 }
 
@@ -86,14 +98,13 @@ impl Arena {
             mem: vec![0u8; units as usize * UNIT].into_boxed_slice(),
             end: units - 1,
             lists: FreeLists::new(),
+            starts: Vec::new(),
+            cas_base: 0,
         };
+        arena.fit_starts();
         // Unit 0 is never a block (0 means none); the last unit is a used block of no size that stops every walk.
-        let whole = arena.end - 1;
-        arena.put(arena.end, 0, USED);
-        arena.put(arena.end, 4, whole);
-        arena.put(1, 0, whole);
-        arena.put(1, 4, 0);
-        arena.insert_free(1, whole);
+        arena.put(arena.end, 4, USED);
+        arena.set_free(1, arena.end - 1);
         arena
     }
 
@@ -109,9 +120,56 @@ impl Arena {
         self.mem[at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
 
-    fn set_units(&mut self, unit: u32, units: u32, used: bool) {
-        self.put(unit, 0, units | if used { USED } else { 0 });
-        self.put(unit + units, 4, units);
+    /// Changes a block's length, and nothing else of it.
+    fn set_units(&mut self, unit: u32, units: u32) {
+        let flag = self.get(unit, 0) & AFTER_FREE;
+        self.put(unit, 0, units | flag);
+    }
+
+    /// Makes a block of `units` that is in use, behind one that is.
+    fn set_used(&mut self, unit: u32, units: u32) {
+        self.put(unit, 0, units);
+        self.put(unit, 4, USED);
+        self.starts[(unit >> REGION_BITS) as usize] = unit;
+    }
+
+    /// Makes a block of `units` that is free, behind one that is in use, and lists it.
+    fn set_free(&mut self, unit: u32, units: u32) {
+        let end = unit + units;
+        self.put(unit, 0, units);
+        self.put(end - 1, UNIT - 4, units);
+        let after = self.get(end, 0);
+        self.put(end, 0, after | AFTER_FREE);
+        self.insert_free(unit, units);
+        self.starts[(unit >> REGION_BITS) as usize] = unit;
+    }
+
+    /// The block at `unit` is none any more.
+    fn forget_start(&mut self, unit: u32) {
+        let start = &mut self.starts[(unit >> REGION_BITS) as usize];
+        if *start == unit {
+            *start = 0;
+        }
+    }
+
+    /// As many regions as the memory has.
+    fn fit_starts(&mut self) {
+        let regions = (self.end >> REGION_BITS) as usize + 1;
+        self.starts.resize(regions, 0);
+        if let Some(last) = self.starts.last_mut().filter(|start| **start >= self.end) {
+            *last = 0;
+        }
+    }
+
+    /// The block of which `unit`, which is not behind the end, is part; the end itself is one.
+    fn block_of(&self, unit: u32) -> u32 {
+        let regions = &self.starts[..=(unit >> REGION_BITS) as usize];
+        let known = regions.iter().rev().find(|&&start| start != 0 && start <= unit);
+        let mut at = known.copied().unwrap_or(1);
+        while at < self.end && at + self.units(at) <= unit {
+            at += self.units(at);
+        }
+        at
     }
 
     /// Asks for the cache line of a block's header.
@@ -131,11 +189,12 @@ impl Arena {
         self.remove_free(unit, have);
         let rest = have - want;
         if rest >= MIN_UNITS {
-            self.set_units(unit, want, true);
-            self.set_units(unit + want, rest, false);
-            self.insert_free(unit + want, rest);
+            self.set_used(unit, want);
+            self.set_free(unit + want, rest);
         } else {
-            self.set_units(unit, have, true);
+            self.set_used(unit, have);
+            let after = self.get(unit + have, 0);
+            self.put(unit + have, 0, after & !AFTER_FREE);
         }
         Some(Block(unit))
     }
@@ -146,26 +205,21 @@ impl Arena {
         debug_assert!(self.is_used(block), "free of a free block");
         let mut units = self.units(unit);
         let after = unit + units;
-        if self.get(after, 0) & USED == 0 {
+        if self.is_free(after) {
             let more = self.units(after);
             self.remove_free(after, more);
+            self.forget_start(after);
             units += more;
         }
-        let before = self.get(unit, 4);
-        if before != 0 && self.get(unit - before, 0) & USED == 0 {
+        if self.get(unit, 0) & AFTER_FREE != 0 {
+            let before = self.get(unit - 1, UNIT - 4);
+            self.forget_start(unit);
             unit -= before;
             self.remove_free(unit, before);
             units += before;
         }
-        self.set_units(unit, units, false);
-        self.insert_free(unit, units);
+        self.set_free(unit, units);
         (Block(unit), units as usize * UNIT)
-    }
-
-    /// Whether a payload of `payload` bytes would lie in this block and waste less than a block of its own.
-    pub fn fits_in_place(&self, block: Block, payload: usize) -> bool {
-        let (want, have) = (units_of(payload), self.units(block.0));
-        want <= have && have - want < MIN_UNITS
     }
 
     /// Whether a block of `payload` bytes can be had without freeing anything.
@@ -174,8 +228,22 @@ impl Arena {
     }
 
     /// Whether the block is in use.
+    #[inline]
     pub fn is_used(&self, block: Block) -> bool {
-        self.get(block.0, 0) & USED != 0
+        !self.is_free(block.0)
+    }
+
+    /// The link of a block in use: 31 bits, its owner's.
+    #[inline]
+    pub(super) fn link(&self, block: Block) -> u32 {
+        self.get(block.0, 4) & !USED
+    }
+
+    /// Changes the link of a block in use.
+    #[inline]
+    pub(super) fn set_link(&mut self, block: Block, link: u32) {
+        debug_assert!(self.is_used(block) && link & USED == 0);
+        self.put(block.0, 4, link | USED);
     }
 
     /// The first block in address order.
@@ -228,25 +296,33 @@ impl Arena {
     /// Walks everything: neighbours agree on their sizes, no two free blocks touch, the lists hold exactly the free
     /// blocks. For tests.
     pub fn validate(&self) -> Result<(), String> {
-        let (mut at, mut before, mut was_free, mut free) = (1u32, 0u32, false, 0u32);
+        let (mut at, mut was_free, mut free) = (1u32, false, 0u32);
+        let mut starts: Vec<u32> = self.starts.iter().copied().filter(|&s| s != 0).collect();
         while at < self.end {
             let units = self.units(at);
-            if units < MIN_UNITS || at + units > self.end {
+            if units < MIN_UNITS || units > self.end - at {
                 return Err(format!("block at {at} has {units} units"));
             }
-            if self.get(at, 4) != before {
-                return Err(format!(
-                    "block at {at}: neighbour of {} units, not {before}",
-                    self.get(at, 4)
-                ));
-            }
-            let is_free = self.get(at, 0) & USED == 0;
+            let is_free = self.is_free(at);
             if is_free && was_free {
                 return Err(format!("two free blocks touch at {at}"));
             }
+            if is_free && self.get(at + units - 1, UNIT - 4) != units {
+                return Err(format!("block at {at} says another length at its end"));
+            }
+            if (self.get(at, 0) & AFTER_FREE != 0) != was_free {
+                return Err(format!("block at {at} does not know of the one before it"));
+            }
             free += if is_free { units } else { 0 };
-            (before, was_free) = (units, is_free);
+            starts.retain(|&start| start != at);
+            was_free = is_free;
             at += units;
+        }
+        if (self.get(at, 0) & AFTER_FREE != 0) != was_free || self.is_free(at) {
+            return Err("the end does not know of the block before it".to_owned());
+        }
+        if !starts.is_empty() {
+            return Err(format!("no blocks begin at {starts:?}"));
         }
         let listed = self.check_lists()?;
         if listed != free || free != self.lists.units {

@@ -1,5 +1,5 @@
 //! Memory for objects without their bytes, for simulation: where every key is an id of eight bytes and a filler and
-//! every value the start of one pattern, an object is 48 bytes, whatever its size, and 16 more when it was read often.
+//! every value the start of one pattern, an object is 48 bytes, whatever its size.
 //!
 //! Addresses, sizes and lists are those of [`Arena`](super::Arena), block by block, so that a shard decides the same over
 //! either; only that the blocks' memory is not there. A block is known by the number of its slot, not by its address.
@@ -7,19 +7,17 @@
 //! ```text
 //! slot: 0 chain's next u32   4 block before u32   8 block after u32 (slots; 0: none)
 //!      12 bits 31 used, 29-30 units more than asked for, 21-28 key length, 0-20 value length
-//!      16 application (9 bits) and state (7 bits)    18 cas u40   23 how reads are kept u8
-//!      24 expiry u32  28 written u32  32 last u32  36 of reads u32  40 id u64
+//!      16 application (9 bits) and state (7 bits)    18 cas u40
+//!      24 expiry u32  28 written u32  32 from the write to the last access u32  36 of reads 4 × u8  40 id u64
 //! free:  0 list's next u32                           16 units u32   24 list's previous u32
 //! ```
-//!
-//! What is counted of reads follows, for an object that was read once or twice as most were, from the time of its writing,
-//! the last read, and the first. Where it does not, it is kept apart, and the slot says where.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use larder_base::{AppId, Expiry};
 
+use super::accesses::Accesses;
 use super::arena::{Block, MIN_UNITS, UNIT, arena_units, units_of};
 use super::free::{FreeBlocks, FreeLists};
 use super::memory::ObjectMemory;
@@ -27,7 +25,7 @@ use super::object::{ObjectHeader, State, object_bytes};
 
 /// Bytes of an object's id, the start of its key.
 const ID_LEN: usize = 8;
-/// Slots, and entries of what is kept apart, that are added at a time.
+/// Slots that are added at a time.
 const CHUNK: usize = 256;
 
 const USED: u32 = 1 << 31;
@@ -149,93 +147,17 @@ const AFTER: usize = 8;
 const LENGTHS: usize = 12;
 const APP_STATE: usize = 16;
 const CAS: usize = 18;
-const KEPT: usize = 23;
 const EXPIRY: usize = 24;
 const WRITTEN: usize = 28;
-const LAST: usize = 32;
+const SPAN: usize = 32;
 const READS: usize = 36;
 const ID: usize = 40;
 const FREE_UNITS: usize = 16;
 const FREE_PREV: usize = 24;
 
-/// How reads are kept: there was none.
-const NEVER: u8 = 0;
-/// One, at the last access.
-const ONCE: u8 = 1;
-/// Two, the second at the last access; the slot has the time to the first.
-const TWICE: u8 = 2;
-/// Apart; the slot has the number of the entry.
-const APART: u8 = 3;
-
-/// What is counted of an object's reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Reads {
-    reads: u32,
-    max_gap: u32,
-    first_read: u32,
-    last_gap: u32,
-}
-
-impl Reads {
-    fn of(h: &ObjectHeader) -> Reads {
-        let &ObjectHeader { reads, max_gap, first_read, last_gap, .. } = h;
-        Reads { reads, max_gap, first_read, last_gap }
-    }
-
-    /// What one read leaves that came `span` after the writing.
-    fn once(span: u32) -> Reads {
-        Reads { reads: 1, first_read: span, ..Reads::default() }
-    }
-
-    /// What two leave, the first after `first_read`.
-    fn twice(span: u32, first_read: u32) -> Reads {
-        let gap = span.wrapping_sub(first_read);
-        Reads { reads: 2, max_gap: gap, first_read, last_gap: gap }
-    }
-}
-
-/// Entries of what does not follow from a slot, and a list of those that nobody has.
-#[derive(Default)]
-struct Apart {
-    chunks: Vec<Box<[Reads; CHUNK]>>,
-    spare: Vec<u32>,
-}
-
-impl Apart {
-    fn get(&self, entry: u32) -> Reads {
-        self.chunks[entry as usize / CHUNK][entry as usize % CHUNK]
-    }
-
-    fn set(&mut self, entry: u32, reads: Reads) {
-        self.chunks[entry as usize / CHUNK][entry as usize % CHUNK] = reads;
-    }
-
-    fn warm(&self, entry: u32) {
-        if let Some(chunk) = self.chunks.get(entry as usize / CHUNK) {
-            larder_base::prefetch(&chunk[..], entry as usize % CHUNK);
-        }
-    }
-
-    fn take(&mut self) -> u32 {
-        if self.spare.is_empty() {
-            let start = (self.chunks.len() * CHUNK) as u32;
-            self.chunks.push(Box::new([Reads::default(); CHUNK]));
-            self.spare.extend((start..start + CHUNK as u32).rev());
-        }
-        self.spare.pop().unwrap_or_default()
-    }
-
-    fn held_bytes(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<Reads>()
-            + self.chunks.capacity() * size_of::<Box<[Reads; CHUNK]>>()
-            + self.spare.capacity() * size_of::<u32>()
-    }
-}
-
 /// See the module.
 pub struct CompactArena {
     chunks: Vec<Box<Chunk>>,
-    apart: Apart,
     /// First of the slots that no block has, chained by their `next`; 0 ends.
     spare: u32,
     /// Units, the first and the last of which are no block's.
@@ -249,7 +171,6 @@ impl CompactArena {
     pub fn new(bytes: usize, contents: Contents) -> CompactArena {
         let mut arena = CompactArena {
             chunks: Vec::new(),
-            apart: Apart::default(),
             spare: 0,
             end: arena_units(bytes) - 1,
             lists: FreeLists::new(),
@@ -379,7 +300,6 @@ impl ObjectMemory for CompactArena {
             slack = 0;
         }
         // The lengths follow when it is filled.
-        self.slot_mut(slot).0[KEPT] = NEVER;
         self.slot_mut(slot).set_u32(LENGTHS, USED | slack << SLACK_SHIFT);
         Some(Block(slot))
     }
@@ -387,10 +307,6 @@ impl ObjectMemory for CompactArena {
     fn free(&mut self, block: Block, hands: [&mut Block; 2]) {
         debug_assert!(self.is_used(block), "free of a free block");
         let mut slot = block.0;
-        if self.slot(slot).0[KEPT] == APART {
-            let entry = self.slot(slot).u32(READS);
-            self.apart.spare.push(entry);
-        }
         let mut units = self.units(slot);
         let (before, after) = (self.slot(slot).u32(BEFORE), self.slot(slot).u32(AFTER));
         let mut gone = [0; 2];
@@ -456,9 +372,7 @@ impl ObjectMemory for CompactArena {
     }
 
     fn held_bytes(&self) -> usize {
-        self.chunks.len() * size_of::<Chunk>()
-            + self.chunks.capacity() * size_of::<Box<Chunk>>()
-            + self.apart.held_bytes()
+        self.chunks.len() * size_of::<Chunk>() + self.chunks.capacity() * size_of::<Box<Chunk>>()
     }
 
     #[inline]
@@ -471,21 +385,20 @@ impl ObjectMemory for CompactArena {
     }
 
     #[inline]
-    fn warm_reads(&self, block: Block) {
-        let slot = self.slot(block.0);
-        if slot.0[KEPT] == APART {
-            self.apart.warm(slot.u32(READS));
-        }
-    }
-
-    #[inline]
     fn warm_neighbours(&self, block: Block) {
         let slot = self.slot(block.0);
         self.warm(Block(slot.u32(BEFORE)));
         self.warm(Block(slot.u32(AFTER)));
     }
 
-    fn fill(&mut self, block: Block, header: &ObjectHeader, key: &[u8], value: [&[u8]; 2]) {
+    fn fill(
+        &mut self,
+        block: Block,
+        header: &ObjectHeader,
+        _hash: u32,
+        key: &[u8],
+        value: [&[u8]; 2],
+    ) {
         debug_assert!(key.len() >= ID_LEN && key[ID_LEN..].iter().all(|&b| b == Contents::FILLER));
         debug_assert!(
             value[1].is_empty() && value[0] == self.contents.value(header.value_len as usize),
@@ -508,17 +421,8 @@ impl ObjectMemory for CompactArena {
         let app_state = u16::from_le_bytes([s.0[APP_STATE], s.0[APP_STATE + 1]]);
         let mut cas = [0; 8];
         cas[..5].copy_from_slice(&s.0[CAS..CAS + 5]);
-        let (written, last, kept) = (s.u32(WRITTEN), s.u32(LAST), s.u32(READS));
-        let span = last.wrapping_sub(written);
-        let r = match s.0[KEPT] {
-            NEVER => Reads::default(),
-            ONCE => Reads::once(span),
-            TWICE => Reads::twice(span, kept),
-            _ => self.apart.get(kept),
-        };
+        let reads = s.u32(READS).to_le_bytes();
         ObjectHeader {
-            next: s.u32(NEXT),
-            hash: 0,
             cas: u64::from_le_bytes(cas),
             expiry: Expiry(s.u32(EXPIRY)),
             flags: 0,
@@ -526,53 +430,22 @@ impl ObjectMemory for CompactArena {
             key_len: (lengths >> KEY_SHIFT) as u8,
             state: State(app_state as u8 & ((1 << STATE_BITS) - 1)),
             app: AppId(app_state >> STATE_BITS),
-            written,
-            last,
-            reads: r.reads,
-            max_gap: r.max_gap,
-            first_read: r.first_read,
-            last_gap: r.last_gap,
+            written: s.u32(WRITTEN),
+            accesses: Accesses::from_parts(s.u32(SPAN), reads),
         }
     }
 
     #[inline]
     fn set_header(&mut self, block: Block, header: &ObjectHeader) {
         debug_assert!(header.flags == 0 && header.cas >> 40 == 0, "no flags, short CAS uniques");
-        let reads = Reads::of(header);
-        let span = header.last.wrapping_sub(header.written);
-        let how = if reads == Reads::default() {
-            NEVER
-        } else if reads == Reads::once(span) {
-            ONCE
-        } else if reads == Reads::twice(span, header.first_read) {
-            TWICE
-        } else {
-            APART
-        };
-        let s = self.slot(block.0);
-        let (was, entry) = (s.0[KEPT], s.u32(READS));
-        let kept = match (how, was) {
-            (APART, APART) => entry,
-            (APART, _) => self.apart.take(),
-            (_, APART) => {
-                self.apart.spare.push(entry);
-                header.first_read
-            }
-            _ => header.first_read,
-        };
-        if how == APART {
-            self.apart.set(kept, reads);
-        }
         let s = self.slot_mut(block.0);
-        s.set_u32(NEXT, header.next);
         let app_state = header.app.0 << STATE_BITS | u16::from(header.state.0);
         s.0[APP_STATE..APP_STATE + 2].copy_from_slice(&app_state.to_le_bytes());
         s.0[CAS..CAS + 5].copy_from_slice(&header.cas.to_le_bytes()[..5]);
-        s.0[KEPT] = how;
         s.set_u32(EXPIRY, header.expiry.0);
         s.set_u32(WRITTEN, header.written);
-        s.set_u32(LAST, header.last);
-        s.set_u32(READS, kept);
+        s.set_u32(SPAN, header.accesses.span_code());
+        s.set_u32(READS, u32::from_le_bytes(header.accesses.read_bytes()));
     }
 
     #[inline]
@@ -618,7 +491,6 @@ impl ObjectMemory for CompactArena {
 
     fn validate(&self) -> Result<(), String> {
         let (mut at, mut before, mut address, mut free) = (1u32, 0u32, 1u32, 0u32);
-        let mut apart = 0;
         let mut was_free = false;
         loop {
             let (slot, units) = (self.slot(at), self.units(at));
@@ -628,7 +500,6 @@ impl ObjectMemory for CompactArena {
                     slot.u32(BEFORE)
                 ));
             }
-            apart += usize::from(slot.is_used() && slot.0[KEPT] == APART);
             if !slot.is_used() && was_free {
                 return Err(format!("two free blocks touch at {address}"));
             }
@@ -639,10 +510,6 @@ impl ObjectMemory for CompactArena {
             if at == 0 {
                 break;
             }
-        }
-        let taken = self.apart.chunks.len() * CHUNK - self.apart.spare.len();
-        if taken != apart {
-            return Err(format!("{taken} entries of reads are taken, {apart} blocks have one"));
         }
         let listed = self.check_lists()?;
         if address != self.end || listed != free || free != self.lists.units {
@@ -659,15 +526,14 @@ impl ObjectMemory for CompactArena {
 mod tests {
     use larder_base::Rng;
 
+    use super::super::accesses::Gaps;
     use super::super::arena::Arena;
     use super::*;
 
     fn header(rng: &mut Rng, key_len: usize, value_len: usize) -> ObjectHeader {
         let mut small = |n| rng.below(n) as u32;
         ObjectHeader {
-            next: 0,
-            hash: 0,
-            cas: u64::from(small(1 << 32)) << 8,
+            cas: u64::from(small(1 << 32)) << 6,
             expiry: Expiry(small(1 << 32)),
             flags: 0,
             value_len: value_len as u32,
@@ -675,11 +541,11 @@ mod tests {
             state: State(small(128) as u8),
             app: AppId(small(257) as u16),
             written: small(1 << 32),
-            last: small(1 << 32),
-            reads: small(1 << 32),
-            max_gap: small(1 << 32),
-            first_read: small(1 << 32),
-            last_gap: small(1 << 32),
+            accesses: Accesses::known(
+                small(1 << 32),
+                small(1 << 32),
+                Gaps { max: small(1 << 32), first_read: small(1 << 32), last: small(1 << 32) },
+            ),
         }
     }
 
@@ -717,16 +583,14 @@ mod tests {
                     assert_eq!(to_a.is_some(), to_c.is_some(), "seed {seed} step {step}");
                     if let (Some(to_a), Some(to_c)) = (to_a, to_c) {
                         let mut h = header(&mut rng, key, value);
-                        h.next = step as u32;
                         if rng.chance(0.7) {
                             // As objects are when they are new.
-                            (h.last, h.reads) = (h.written, 0);
-                            (h.max_gap, h.first_read, h.last_gap) = (0, 0, 0);
+                            h.accesses = Accesses::default();
                         }
                         let mut k = vec![0; key];
                         Contents::key(step, &mut k);
-                        a.fill(to_a, &h, &k, [contents.value(value), b""]);
-                        c.fill(to_c, &h, &k, [contents.value(value), b""]);
+                        a.fill(to_a, &h, 0, &k, [contents.value(value), b""]);
+                        c.fill(to_c, &h, 0, &k, [contents.value(value), b""]);
                         live.push((to_a, to_c, h, step));
                     }
                 } else if !live.is_empty() {
@@ -740,7 +604,7 @@ mod tests {
                 if !live.is_empty() && rng.chance(0.8) {
                     let at = rng.below(live.len() as u64) as usize;
                     let (in_a, in_c, h, _) = &mut live[at];
-                    h.note_read(h.last.wrapping_add(rng.below(1 << 20) as u32));
+                    h.note_read(h.last().wrapping_add(rng.below(1 << 20) as u32));
                     h.save(&mut a, *in_a);
                     h.save(&mut c, *in_c);
                     assert_eq!(c.header(*in_c), *h);
@@ -774,46 +638,8 @@ mod tests {
                 }
             }
             // So many bytes for each block there ever was at once, and what is left of chunks.
-            let each = SLOT + size_of::<Reads>() + 4;
-            assert!(c.held_bytes() < (bytes / 64 + 2 * CHUNK) * each + 4096);
+            assert!(c.held_bytes() < (bytes / 40 + 2 * CHUNK) * SLOT + 4096);
         }
-    }
-
-    #[test]
-    fn what_follows_of_reads_takes_no_memory() {
-        let mut c = CompactArena::new(1 << 20, Contents::new(100));
-        let held = |c: &CompactArena| c.apart.chunks.len() * CHUNK - c.apart.spare.len();
-        let blocks: Vec<Block> = (0..300u64)
-            .map(|id| {
-                let b = c.alloc(object_bytes(9, 100)).unwrap();
-                let mut key = [0; 9];
-                Contents::key(id, &mut key);
-                let mut h = header(&mut Rng::new(id), 9, 100);
-                (h.last, h.reads) = (h.written, 0);
-                (h.max_gap, h.first_read, h.last_gap) = (0, 0, 0);
-                c.fill(b, &h, &key, [Contents::new(100).value(100), b""]);
-                b
-            })
-            .collect();
-        for read in 1..=4u32 {
-            for (i, &b) in blocks.iter().enumerate() {
-                let mut h = c.header(b);
-                h.note_read(h.last.wrapping_add(i as u32 * 7 + read * 1000));
-                h.save(&mut c, b);
-                assert_eq!(c.header(b), h);
-            }
-            assert_eq!(held(&c), if read < 3 { 0 } else { blocks.len() }, "{read}");
-        }
-        // As one that is written anew in its place, and one that goes.
-        let mut h = c.header(blocks[0]);
-        (h.reads, h.max_gap, h.first_read, h.last_gap) = (0, 0, 0, 0);
-        h.save(&mut c, blocks[0]);
-        assert_eq!((c.header(blocks[0]), held(&c)), (h, blocks.len() - 1));
-        let mut hands = [c.first(), c.first()];
-        let [x, y] = &mut hands;
-        c.free(blocks[1], [x, y]);
-        assert_eq!(held(&c), blocks.len() - 2);
-        c.validate().unwrap();
     }
 
     #[test]
@@ -823,11 +649,11 @@ mod tests {
         let mut h = header(&mut Rng::new(3), 9, 100);
         let mut key = [0; 9];
         Contents::key(77, &mut key);
-        c.fill(b, &h, &key, [Contents::new(100).value(100), b""]);
+        c.fill(b, &h, 0, &key, [Contents::new(100).value(100), b""]);
         c.set_state(b, State(0x55));
         c.set_next(b, 99);
-        (h.state, h.next) = (State(0x55), 99);
-        assert_eq!(c.header(b), h);
+        h.state = State(0x55);
+        assert_eq!((c.header(b), c.next_of(b)), (h, 99));
         h.cas = (1 << 40) - 1;
         h.app = AppId(AppId::COUNT as u16 - 1);
         c.set_header(b, &h);

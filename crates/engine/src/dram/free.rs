@@ -1,9 +1,11 @@
 //! Free blocks by size class: the two-level segregated fit of [`Arena`](super::Arena) and
 //! [`CompactArena`](super::compact::CompactArena), which differ in where a block's links lie, not in which block is taken.
 
-const SL_BITS: u32 = 4;
+/// Of blocks below 512 bytes, which most are, each size is a class of its own: what an object leaves is where the next one of its size goes,
+/// and holes are neither split nor left over.
+const SL_BITS: u32 = 5;
 const SL: usize = 1 << SL_BITS;
-const FL: usize = 28;
+const FL: usize = 27;
 
 /// Blocks of the exact class that are looked at when no larger class has one.
 const LOOKS: u32 = 8;
@@ -13,7 +15,7 @@ const LOOKS: u32 = 8;
 pub(super) struct FreeLists {
     heads: [[u32; SL]; FL],
     fl_map: u32,
-    sl_map: [u16; FL],
+    sl_map: [u32; FL],
     /// Units of all blocks that are free.
     pub units: u32,
 }
@@ -101,7 +103,7 @@ pub(super) trait FreeBlocks {
             return None;
         }
         let lists = self.lists();
-        let here = lists.sl_map[fl] & (u16::MAX << sl);
+        let here = lists.sl_map[fl] & (u32::MAX << sl);
         if here != 0 {
             return Some(lists.heads[fl][here.trailing_zeros() as usize]);
         }

@@ -4,7 +4,7 @@
 use std::ops::Deref;
 
 use super::arena::{Arena, Block};
-use super::object::{HEADER_BYTES, ObjectHeader, State};
+use super::object::{self, Fixed, ObjectHeader, State, extra_bytes, is_short, object_bytes};
 
 /// Memory for objects: blocks back to back in one range of addresses, each in use or free. Which block an allocation
 /// gets, what is joined when one is freed and what follows on what are the same for every implementation, call by call.
@@ -45,12 +45,30 @@ pub trait ObjectMemory {
     /// Asks for what freeing the block will look at beside it. The block's own header is best at hand.
     fn warm_neighbours(&self, block: Block);
 
+    /// Where the CAS uniques begin that the objects are given. Asked before there is an object.
+    fn count_cas_from(&mut self, _base: u64) {}
+    /// Payload bytes of an object with these flags and this CAS.
+    fn object_bytes(&self, key_len: usize, value_len: usize, _flags: u32, _cas: u64) -> usize {
+        object_bytes(key_len, value_len)
+    }
+    /// Whether the object in the block can be given this CAS where it lies.
+    fn holds_cas(&self, _block: Block, _cas: u64) -> bool {
+        true
+    }
+
     /// Writes a new object to a block that was allocated for it: all of its header but the chain's link, which
-    /// [`ObjectMemory::set_next`] sets.
-    fn fill(&mut self, block: Block, header: &ObjectHeader, key: &[u8], value: [&[u8]; 2]);
-    /// The object's header. `hash` is 0 where the memory does not keep it.
+    /// [`ObjectMemory::set_next`] sets. `hash` is [`larder_base::ObjectHash::dram`] of the key.
+    fn fill(
+        &mut self,
+        block: Block,
+        header: &ObjectHeader,
+        hash: u32,
+        key: &[u8],
+        value: [&[u8]; 2],
+    );
+    /// The object's header.
     fn header(&self, block: Block) -> ObjectHeader;
-    /// Writes the header of an object whose key and value stay as they are.
+    /// Writes the header of an object whose flags, application, key and value stay as they are.
     fn set_header(&mut self, block: Block, header: &ObjectHeader);
     /// The chain's link alone.
     fn next_of(&self, block: Block) -> u32;
@@ -131,10 +149,39 @@ impl ObjectMemory for Arena {
         Arena::warm(self, Arena::next(self, block));
     }
 
+    fn count_cas_from(&mut self, base: u64) {
+        self.cas_base = base;
+    }
     #[inline]
-    fn fill(&mut self, block: Block, header: &ObjectHeader, key: &[u8], value: [&[u8]; 2]) {
-        self.set_header(block, header);
-        let body = &mut self.payload_mut(block)[HEADER_BYTES..];
+    fn object_bytes(&self, key_len: usize, value_len: usize, flags: u32, cas: u64) -> usize {
+        let long_cas = !is_short(cas, self.cas_base);
+        object_bytes(key_len, value_len) + extra_bytes(flags != 0, long_cas)
+    }
+    #[inline]
+    fn holds_cas(&self, block: Block, cas: u64) -> bool {
+        is_short(cas, self.cas_base) || Fixed::load(self.payload(block)).has_long_cas()
+    }
+
+    #[inline]
+    fn fill(
+        &mut self,
+        block: Block,
+        header: &ObjectHeader,
+        hash: u32,
+        key: &[u8],
+        value: [&[u8]; 2],
+    ) {
+        let value_len = value[0].len() + value[1].len();
+        let bytes =
+            ObjectMemory::object_bytes(self, key.len(), value_len, header.flags, header.cas);
+        let cas_base = self.cas_base;
+        let payload = self.payload_mut(block);
+        let long_cas = !is_short(header.cas, cas_base);
+        let fixed = Fixed::new(header, hash, long_cas, payload.len() - bytes);
+        fixed.store(payload);
+        object::encode_flags(header, payload);
+        object::encode(header, payload, cas_base);
+        let body = &mut payload[fixed.key_at()..];
         let (to, rest) = body.split_at_mut(key.len());
         to.copy_from_slice(key);
         let (first, rest) = rest.split_at_mut(value[0].len());
@@ -143,46 +190,64 @@ impl ObjectMemory for Arena {
     }
     #[inline]
     fn header(&self, block: Block) -> ObjectHeader {
-        ObjectHeader::decode(self.payload(block))
+        object::decode(self.payload(block), self.cas_base)
     }
     #[inline]
     fn set_header(&mut self, block: Block, header: &ObjectHeader) {
-        header.encode(self.payload_mut(block));
+        let cas_base = self.cas_base;
+        object::encode(header, self.payload_mut(block), cas_base);
     }
     #[inline]
     fn next_of(&self, block: Block) -> u32 {
-        let p = self.payload(block);
-        u32::from_le_bytes([p[0], p[1], p[2], p[3]])
+        self.link(block)
     }
     #[inline]
     fn set_next(&mut self, block: Block, next: u32) {
-        self.payload_mut(block)[..4].copy_from_slice(&next.to_le_bytes());
+        self.set_link(block, next);
     }
     #[inline]
     fn set_state(&mut self, block: Block, state: State) {
-        self.payload_mut(block)[29] = state.0;
+        object::encode_state(self.payload_mut(block), state);
     }
     #[inline]
     fn has_key(&self, block: Block, hash: u32, key: &[u8]) -> bool {
         let payload = self.payload(block);
-        ObjectHeader::hash_and_key_len(payload) == (hash, key.len())
-            && payload[HEADER_BYTES..].starts_with(key)
+        let fixed = Fixed::load(payload);
+        fixed.may_be(hash, key.len()) && payload[fixed.key_at()..].starts_with(key)
     }
     #[inline]
     fn key(&self, block: Block, header: &ObjectHeader) -> &[u8] {
-        &self.payload(block)[HEADER_BYTES..HEADER_BYTES + usize::from(header.key_len)]
+        let payload = self.payload(block);
+        let start = Fixed::load(payload).key_at();
+        &payload[start..start + usize::from(header.key_len)]
     }
     #[inline]
     fn value(&self, block: Block, header: &ObjectHeader) -> &[u8] {
-        let start = HEADER_BYTES + usize::from(header.key_len);
-        &self.payload(block)[start..start + header.value_len as usize]
+        let payload = self.payload(block);
+        let start = Fixed::load(payload).key_at() + usize::from(header.key_len);
+        &payload[start..start + header.value_len as usize]
     }
     fn write_value(&mut self, block: Block, header: &ObjectHeader, bytes: &[u8]) {
-        let start = HEADER_BYTES + usize::from(header.key_len);
-        self.payload_mut(block)[start..start + bytes.len()].copy_from_slice(bytes);
+        let payload = self.payload_mut(block);
+        let start = Fixed::load(payload).key_at() + usize::from(header.key_len);
+        payload[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
     fn validate(&self) -> Result<(), String> {
         Arena::validate(self)
+    }
+}
+
+impl Arena {
+    /// Moves an object of the withheld end to a block below, whole but for the chain's link. `None` when there is no room.
+    pub fn move_object(&mut self, block: Block) -> Option<Block> {
+        let payload = self.payload(block);
+        let fixed = Fixed::load(payload);
+        let bytes = payload.len() - fixed.spare();
+        let to = self.relocate(block, bytes)?;
+        let payload = self.payload_mut(to);
+        let spare = payload.len() - bytes;
+        fixed.with_spare(spare).store(payload);
+        Some(to)
     }
 }

@@ -12,7 +12,7 @@ use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Reas
 use super::api::Location;
 use super::flash::MAX_TWINS;
 use super::planted::Planted;
-use super::shard::KvShard;
+use super::shard::{KvShard, MOST_WANTED};
 use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
 use crate::index::{Entry, Family, Place};
 use crate::segment::{NoRoom, Placed, place_of};
@@ -147,7 +147,6 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         report.satisfied = !self.wants_room();
         if report.satisfied {
-            self.wanted.clear();
             self.settle_extra_room();
         }
         report
@@ -253,20 +252,29 @@ impl<M: ObjectMemory> KvShard<M> {
             return;
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
-        // Asked once: a write that wanted the room may have done so.
+        if victims && sink.is_full(Self::kind_of(&h)) && self.wanted.len() >= MOST_WANTED {
+            // Admission must not hear twice of one eviction, nor a rate be charged twice: no more is judged than can be remembered.
+            self.hand = block;
+            report.waits = true;
+            return;
+        }
+        // Asked once: a write that wanted the room may have done so, or it found no room in a segment. What its application may have on
+        // flash can have changed since.
         if victims
-            && (self.wanted.remove(&(h.hash, h.cas)) || self.consider(now, hash, &h).is_some())
+            && self.may_go(&h)
+            && (self.wanted.remove(&hash.dram()) || self.judged(now, hash, &h).is_some())
         {
             let short = self.is_starved();
-            match self.stage_one(now, hash, block, &h, sink, report) {
+            let fate = self.stage_one(now, hash, block, &h, sink, report);
+            match fate {
+                Fate::Staged => return,
                 // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short
                 // memory is: writing the segment frees more, and soon.
-                Fate::Staged | Fate::Later => return,
-                Fate::Full if short => {
-                    report.waits = true;
+                Fate::Later | Fate::Full => {
+                    self.want(hash);
+                    report.waits |= fate == Fate::Full && short;
                     return;
                 }
-                Fate::Full => return,
                 Fate::Joins if !short => return,
                 Fate::Joins | Fate::Never => {}
             }
@@ -314,19 +322,30 @@ impl<M: ObjectMemory> KvShard<M> {
 
     /// Admission's word on an object: its score if it should go to flash.
     pub(super) fn consider(&mut self, now: Now, hash: ObjectHash, h: &ObjectHeader) -> Option<f32> {
+        if self.may_go(h) { self.judged(now, hash, h) } else { None }
+    }
+
+    /// Whether an object may go to flash at all, by its size and its application's share.
+    fn may_go(&mut self, h: &ObjectHeader) -> bool {
         let size = Self::record_bytes(h);
         if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
             self.admission.count_rejected(Reason::Size);
-            return None;
+            return false;
         }
         if self.shares_matter {
             let all = self.config.flash.capacity() / u64::from(self.config.shards);
             let mine = self.apps.of(h.app).flash_bytes;
             if self.config.shares.over_ceiling(h.app, mine, u64::from(size), all) {
                 self.admission.count_rejected(Reason::AppCeiling);
-                return None;
+                return false;
             }
         }
+        true
+    }
+
+    /// The policy's word on an object.
+    fn judged(&mut self, now: Now, hash: ObjectHash, h: &ObjectHeader) -> Option<f32> {
+        let size = Self::record_bytes(h);
         let ttl = h.expiry.remaining(now.wall).unwrap_or(u32::MAX);
         let candidate = Candidate {
             hash,
@@ -341,6 +360,11 @@ impl<M: ObjectMemory> KvShard<M> {
         }
     }
 
+    /// The kind of segment that an object goes to.
+    fn kind_of(h: &ObjectHeader) -> Kind {
+        if Self::record_bytes(h) as usize > SMALL_MAX { Kind::Large } else { Kind::Small }
+    }
+
     fn stage_one(
         &mut self,
         now: Now,
@@ -351,7 +375,7 @@ impl<M: ObjectMemory> KvShard<M> {
         report: &mut StageReport,
     ) -> Fate {
         let size = Self::record_bytes(h);
-        let kind = if size as usize > SMALL_MAX { Kind::Large } else { Kind::Small };
+        let kind = Self::kind_of(h);
         let dead_inside = &self.dead_staged[usize::from(kind == Kind::Large)];
         let joins = dead_inside.contains(&hash.fingerprint());
         if joins {
@@ -364,7 +388,7 @@ impl<M: ObjectMemory> KvShard<M> {
             self.admission.count_rejected(Reason::Budget);
             return Fate::Never;
         }
-        let idle = now.millis32().wrapping_sub(h.last) / 1000;
+        let idle = now.millis32().wrapping_sub(h.last()) / 1000;
         let meta = RecordMeta {
             cas: h.cas,
             expiry: h.expiry,
@@ -573,9 +597,9 @@ impl<M: ObjectMemory> KvShard<M> {
             *budget -= bytes;
             let idle = now.wall.0.saturating_sub(last);
             let clock = entry.clock.saturating_sub(1).max(1);
-            if self
-                .arena
-                .has_room(crate::dram::object_bytes(record.key().len(), record.value().len()))
+            let (key_len, value_len) = (record.key().len(), record.value().len());
+            let payload = self.arena.object_bytes(key_len, value_len, meta.flags, meta.cas);
+            if self.arena.has_room(payload)
                 && self
                     .insert_record(now, hash, record, clock, idle, meta.fetched || read.is_some())
                     .is_some()

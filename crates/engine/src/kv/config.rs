@@ -15,7 +15,7 @@ pub enum ClockMode {
     Increment,
 }
 
-/// Bytes of an object's header, as they count towards the largest object.
+/// Bytes beside key and value, as they count towards the largest object: more than any header takes.
 const HEADER: usize = 64;
 
 /// Whether a cache whose largest object is `max_object` bytes takes one with a key and a value of so many bytes.
@@ -51,7 +51,7 @@ impl FlashGeometry {
 pub struct ShardConfig {
     /// Bytes of the arena for objects.
     pub arena_bytes: usize,
-    /// Largest object: key, value and 64 bytes of header.
+    /// Largest object: key, value and 64 bytes beside them.
     pub max_object: u32,
     /// Answer "out of memory" instead of evicting (memcached's `-M`).
     pub no_eviction: bool,

@@ -54,7 +54,7 @@ impl<M: ObjectMemory> KvShard<M> {
             key: h.key(&self.arena, block).to_vec().into(),
             fetched: h.state.has(State::FETCHED),
             expiry: h.expiry,
-            last_access: now.millis32().wrapping_sub(h.last) / 1000,
+            last_access: now.millis32().wrapping_sub(h.last()) / 1000,
             size: h.value_len,
         });
     }

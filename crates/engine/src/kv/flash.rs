@@ -19,7 +19,7 @@ use larder_policy::admission::{AdmissionPolicy, Departure};
 use super::api::{Effects, Fetched, FlashRead, Location, Request};
 use super::planted::Planted;
 use super::shard::{KvShard, MAX_SUSPECTS, NewObject, Suspect};
-use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
+use crate::dram::{Accesses, Block, Gaps, ObjectHeader, ObjectMemory, State};
 use crate::index::{Entry, FlashIndex, Place};
 use crate::segment::span;
 
@@ -361,12 +361,9 @@ impl<M: ObjectMemory> KvShard<M> {
             state,
         };
         let (block, mut h) = self.insert_dram(now, &new)?;
-        h.last = now.millis32().wrapping_sub(last_access.saturating_mul(1000));
-        if fetched {
-            // It was read at least once; the features of longer ago are not on flash.
-            h.reads = 1;
-            h.written = h.last;
-        }
+        // It was read at least once, if it was; the features of longer ago are not on flash.
+        h.written = now.millis32().wrapping_sub(last_access.saturating_mul(1000));
+        h.accesses = Accesses::known(0, u32::from(fetched), Gaps::default());
         h.save(&mut self.arena, block);
         Some((block, h))
     }

@@ -68,7 +68,7 @@ impl<M: ObjectMemory> KvShard<M> {
                     h.expiry = *expiry;
                     self.sweep.note(*expiry);
                     h.state = h.state.with(State::FETCHED).with_clock(self.raised(h.state.clock()));
-                    h.last = now.millis32();
+                    h.touch(now.millis32());
                     self.changed_in_place(req, block, &mut h);
                     h.save(&mut self.arena, block);
                     fx.reply(Reply::Touched);
@@ -438,18 +438,19 @@ impl<M: ObjectMemory> KvShard<M> {
             fx.reply(Reply::OutOfMemory);
             return;
         };
-        if delete.drop_value {
+        let cas = self.take_cas(delete.new_cas);
+        let fresh = if delete.drop_value {
             // As memcached: a dropped value takes its flags and its expiry along.
             let expiry = delete.touch.unwrap_or(Expiry::NEVER);
-            let empty = NewObject::fresh(req, b"", expiry, h.cas);
-            match self.rewrite(now, block, &h, empty) {
-                Some(fresh) => (block, h) = fresh,
-                None => {
-                    fx.reply(Reply::OutOfMemory);
-                    return;
-                }
-            }
-        }
+            self.rewrite(now, block, &h, NewObject::fresh(req, b"", expiry, cas))
+        } else {
+            self.with_room_for_cas(now, req, block, h, cas)
+        };
+        let Some(fresh) = fresh else {
+            fx.reply(Reply::OutOfMemory);
+            return;
+        };
+        (block, h) = fresh;
         if delete.mark_stale {
             h.state = h.state.with(State::STALE).without(State::WON);
             if let Some(expiry) = delete.touch {
@@ -457,7 +458,7 @@ impl<M: ObjectMemory> KvShard<M> {
                 self.sweep.note(expiry);
             }
         }
-        h.cas = self.take_cas(delete.new_cas);
+        h.cas = cas;
         self.changed_in_place(req, block, &mut h);
         h.save(&mut self.arena, block);
         fx.reply(Reply::Deleted { size });
@@ -501,12 +502,12 @@ impl<M: ObjectMemory> KvShard<M> {
             return;
         };
         let new_cas = self.take_cas(arith.new_cas);
-        if len == old_len {
+        if len == old_len && self.arena.holds_cas(block, new_cas) {
             // Shorter numbers are padded with spaces to the old width, as memcached does.
             self.changed_in_place(req, block, &mut h);
             self.arena.write_value(block, &h, &digits[..len]);
         } else {
-            let (reads, last, written) = (h.reads, h.last, h.written);
+            let (accesses, written) = (h.accesses, h.written);
             let longer = NewObject::fresh(req, &digits[..len], h.expiry, new_cas);
             let longer = NewObject { flags: h.flags, ..longer };
             let Some(fresh) = self.rewrite(now, block, &h, longer) else {
@@ -514,7 +515,7 @@ impl<M: ObjectMemory> KvShard<M> {
                 return;
             };
             (block, h) = fresh;
-            (h.reads, h.last, h.written) = (reads, last, written);
+            (h.accesses, h.written) = (accesses, written);
         }
         h.cas = new_cas;
         let expiry_before = h.expiry;
@@ -590,6 +591,30 @@ impl<M: ObjectMemory> KvShard<M> {
             now,
             &NewObject { app: h.app, state: h.state.without(State::STAGED), ..new },
         )
+    }
+
+    /// The object where it can be given this CAS: where it lies or, as one that a client chose may take more bytes, in another block.
+    /// `None` when no room can be made: then it is gone.
+    fn with_room_for_cas(
+        &mut self,
+        now: Now,
+        req: &Request<'_>,
+        block: Block,
+        h: ObjectHeader,
+        cas: u64,
+    ) -> Option<(Block, ObjectHeader)> {
+        if self.arena.holds_cas(block, cas) {
+            return Some((block, h));
+        }
+        let mut value = std::mem::take(&mut self.scratch);
+        value.clear();
+        value.extend_from_slice(h.value(&self.arena, block));
+        let same = NewObject::fresh(req, &value, h.expiry, cas);
+        let moved = self.rewrite(now, block, &h, NewObject { flags: h.flags, ..same });
+        value.shrink_to(64 << 10);
+        self.scratch = value;
+        let (block, fresh) = moved?;
+        Some((block, ObjectHeader { written: h.written, accesses: h.accesses, ..fresh }))
     }
 
     /// An object changes without moving: if it was staged, its copy in the segment is dead.

@@ -77,7 +77,7 @@ impl KvShard {
             self.arena.bytes() > bytes
         };
         if !more {
-            self.table.fit(&mut self.arena, bytes);
+            self.table.fit(&mut self.arena, bytes, &self.config.hasher);
             self.sweep.restart();
             self.config.arena_bytes = self.arena.bytes();
         }
@@ -108,7 +108,7 @@ impl KvShard {
     fn move_out(&mut self, now: Now, block: Block) {
         let mut h = ObjectHeader::load(&self.arena, block);
         let hash = self.hash_of(block, &h);
-        let Some(to) = self.arena.relocate(block) else {
+        let Some(to) = self.arena.move_object(block) else {
             self.count_eviction(now, block, &h);
             self.take_out(hash, block, &h, Some((now, Departure::Evicted)));
             return;
@@ -119,9 +119,9 @@ impl KvShard {
             self.note_staged_dead(hash);
             h.state = h.state.without(State::STAGED);
         }
-        self.table.unlink(&mut self.arena, h.hash, block);
+        self.table.unlink(&mut self.arena, hash.dram(), block);
         h.save(&mut self.arena, to);
-        self.table.link(&mut self.arena, h.hash, to);
+        self.table.link(&mut self.arena, hash.dram(), to);
         let (from, to) = (self.arena.block_bytes(block), self.arena.block_bytes(to));
         let app = self.apps.of_mut(h.app);
         app.dram_bytes = app.dram_bytes + to as u64 - from as u64;

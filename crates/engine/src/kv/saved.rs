@@ -9,7 +9,7 @@ use larder_base::{AppId, Expiry, Now, ObjectHash, UnixSecs};
 use super::config::object_fits;
 use super::planted::Planted;
 use super::shard::{KvShard, NewObject};
-use crate::dram::{ObjectHeader, ObjectMemory, State};
+use crate::dram::{Accesses, Gaps, ObjectHeader, ObjectMemory, State};
 
 /// Milliseconds are kept in 32 bits that wrap: a longer time is told as this one.
 const LONGEST: u32 = i32::MAX as u32;
@@ -78,6 +78,7 @@ impl<M: ObjectMemory> KvShard<M> {
                 let h = ObjectHeader::load(&self.arena, at);
                 if !h.expiry.is_past(now.wall) {
                     let key = h.key(&self.arena, at);
+                    let gaps = h.accesses.gaps();
                     keep(&Saved {
                         key: &key,
                         value: h.value(&self.arena, at),
@@ -91,11 +92,11 @@ impl<M: ObjectMemory> KvShard<M> {
                         won: h.state.has(State::WON),
                         survivor: h.state.has(State::SURVIVOR),
                         age: ms.wrapping_sub(h.written),
-                        idle: ms.wrapping_sub(h.last),
-                        reads: h.reads,
-                        max_gap: h.max_gap,
-                        first_read: h.first_read,
-                        last_gap: h.last_gap,
+                        idle: ms.wrapping_sub(h.last()),
+                        reads: h.accesses.reads(),
+                        max_gap: gaps.max,
+                        first_read: gaps.first_read,
+                        last_gap: gaps.last,
                     })?;
                 }
             }
@@ -144,14 +145,11 @@ impl<M: ObjectMemory> KvShard<M> {
             state,
         };
         let Some((block, mut h)) = self.insert_dram(now, &new) else { return false };
-        let before =
-            |span: u32| now.millis32().wrapping_sub(span.saturating_add(away).min(LONGEST));
-        h.written = before(saved.age);
-        h.last = before(saved.idle);
-        h.reads = saved.reads;
-        h.max_gap = saved.max_gap;
-        h.first_read = saved.first_read;
-        h.last_gap = saved.last_gap;
+        let since = |span: u32| span.saturating_add(away).min(LONGEST);
+        let (age, idle) = (since(saved.age.max(saved.idle)), since(saved.idle));
+        h.written = now.millis32().wrapping_sub(age);
+        let gaps = Gaps { max: saved.max_gap, first_read: saved.first_read, last: saved.last_gap };
+        h.accesses = Accesses::known(age - idle, saved.reads, gaps);
         h.save(&mut self.arena, block);
         true
     }

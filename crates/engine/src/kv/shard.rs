@@ -12,9 +12,7 @@ use super::config::{ClockMode, ShardConfig};
 use super::index_room::IndexRoom;
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
-use crate::dram::{
-    Arena, Block, ObjectHeader, ObjectMemory, State, Table, footprint, object_bytes,
-};
+use crate::dram::{Accesses, Arena, Block, ObjectHeader, ObjectMemory, State, Table, footprint};
 use crate::index::{self, Attached, ClockBits, Entry, Family, FlashIndex, IndexError};
 
 /// Owner word of the index that holds a flush announced for later (Unix seconds; 0 for none).
@@ -44,9 +42,9 @@ const LIST_WINDOW: u32 = 32;
 const MAX_FLUSHED: usize = 1024;
 
 /// Objects that a write which needs room spares at most, since admission wants them on flash, and objects of a shard that are noted as
-/// wanted so. Beyond, they are evicted all the same.
+/// wanted there. Beyond, a write evicts them all the same, and the cleaner waits until a segment has been written.
 const MOST_SPARED: u32 = 32;
-const MOST_WANTED: usize = 256;
+pub(super) const MOST_WANTED: usize = 1024;
 
 /// What became of the object under the CLOCK hand when a write needed room.
 enum Displaced {
@@ -131,9 +129,9 @@ pub struct KvShard<M = Arena> {
     pub(super) scratch: Vec<u8>,
     /// Fingerprints of objects that the last flush took out of DRAM and that nobody has asked for since.
     pub(super) flushed: BTreeSet<u64>,
-    /// Objects that a write would have displaced, and that admission wants on flash: the cleaner takes them there. Each by its hash in
-    /// DRAM and its CAS unique, which clients may choose. Those of objects that are gone stay until the cleaner has made enough room.
-    pub(super) wanted: BTreeSet<(u32, u64)>,
+    /// Objects in DRAM that admission wants on flash and that are not on their way: a write would have displaced them, or no open segment had
+    /// room. Each by its hash in DRAM: two of one hash share the mark.
+    pub(super) wanted: BTreeSet<u32>,
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
@@ -211,8 +209,10 @@ impl<M: ObjectMemory> KvShard<M> {
         config: ShardConfig,
         admission: Admission,
         index: FlashIndex,
-        arena: M,
+        mut arena: M,
     ) -> KvShard<M> {
+        // What was given out before this start has another number: the first is one above.
+        arena.count_cas_from(config.cas_base);
         let segments = usize::from(config.flash.segments) + 1;
         KvShard {
             table: Table::for_arena(config.arena_bytes),
@@ -586,6 +586,9 @@ impl<M: ObjectMemory> KvShard<M> {
         departure: Option<(Now, Departure)>,
     ) {
         self.table.unlink(&mut self.arena, hash.dram(), block);
+        if !self.wanted.is_empty() {
+            self.wanted.remove(&hash.dram());
+        }
         let bytes = self.arena.block_bytes(block);
         if h.state.has(State::STAGED) {
             self.staged_bytes -= bytes;
@@ -623,12 +626,9 @@ impl<M: ObjectMemory> KvShard<M> {
         new: &NewObject<'_>,
     ) -> Option<(Block, ObjectHeader)> {
         let value_len = new.value[0].len() + new.value[1].len();
-        let bytes = object_bytes(new.key.len(), value_len);
+        let bytes = self.arena.object_bytes(new.key.len(), value_len, new.flags, new.cas);
         let block = self.make_room(now, bytes)?;
-        let ms = now.millis32();
-        let mut h = ObjectHeader {
-            next: 0,
-            hash: new.hash.dram(),
+        let h = ObjectHeader {
             cas: new.cas,
             expiry: new.expiry,
             flags: new.flags,
@@ -636,18 +636,12 @@ impl<M: ObjectMemory> KvShard<M> {
             key_len: new.key.len() as u8,
             state: new.state,
             app: new.app,
-            written: ms,
-            last: ms,
-            reads: 0,
-            max_gap: 0,
-            first_read: 0,
-            last_gap: 0,
+            written: now.millis32(),
+            accesses: Accesses::default(),
         };
-        self.arena.fill(block, &h, new.key, new.value);
+        self.arena.fill(block, &h, new.hash.dram(), new.key, new.value);
         self.sweep.note(new.expiry);
         self.table.link(&mut self.arena, new.hash.dram(), block);
-        // Callers change the header and save it whole.
-        h.next = ObjectHeader::next_of(&self.arena, block);
         let app = self.apps.of_mut(new.app);
         app.dram_bytes += self.arena.block_bytes(block) as u64;
         app.dram_objects += 1;
@@ -742,11 +736,11 @@ impl<M: ObjectMemory> KvShard<M> {
             return Displaced::Nothing;
         }
         let expired = h.expiry.is_past(now.wall);
-        if ask && !expired && self.wanted.contains(&(h.hash, h.cas)) {
+        let hash = self.hash_of(block, &h);
+        if ask && !expired && self.wanted.contains(&hash.dram()) {
             return Displaced::Spared;
         }
         let bytes = self.arena.block_bytes(block);
-        let hash = self.hash_of(block, &h);
         if expired {
             self.stats.expired += 1;
             self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
@@ -755,20 +749,27 @@ impl<M: ObjectMemory> KvShard<M> {
         let mut judged = false;
         if ask {
             judged = self.consider(now, hash, &h).is_none();
-            if !judged && self.wanted.len() < MOST_WANTED {
-                self.wanted.insert((h.hash, h.cas));
+            if !judged && self.want(hash) {
                 return Displaced::Spared;
             }
         }
         self.evict(now, hash, block, &h);
-        self.wanted.remove(&(h.hash, h.cas));
         Displaced::Freed { bytes, judged, expired }
+    }
+
+    /// Remembers that admission wants an object on flash, if there is room for that.
+    pub(super) fn want(&mut self, hash: ObjectHash) -> bool {
+        let remembers = self.wanted.len() < MOST_WANTED;
+        if remembers {
+            self.wanted.insert(hash.dram());
+        }
+        remembers
     }
 
     pub(super) fn count_eviction(&mut self, now: Now, block: Block, h: &ObjectHeader) {
         self.note_eviction(now, block, h);
         self.stats.evictions += 1;
-        self.stats.evicted_unfetched += u64::from(h.reads == 0);
+        self.stats.evicted_unfetched += u64::from(h.accesses.reads() == 0);
         self.apps.of_mut(h.app).evictions += 1;
     }
 
@@ -857,7 +858,7 @@ impl<M: ObjectMemory> KvShard<M> {
             cas: h.cas,
             expiry: h.expiry,
             expiry_before: h.expiry,
-            last_access: now.millis32().wrapping_sub(h.last) / 1000,
+            last_access: now.millis32().wrapping_sub(h.last()) / 1000,
             hit_before: h.state.has(State::FETCHED),
             won: false,
             stale: h.state.has(State::STALE),

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use larder_base::ByteSize;
 use larder_cache::kv::{CaptureConfig, flash_in_the_way, own_file};
+use larder_engine::kv::node::AdmissionNeed;
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::{Applications, ApplicationsConfig};
@@ -315,7 +316,6 @@ impl Config {
 
         // Flash.
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
-        let flash = resolve_flash(&mut s, &data_dir, memory, machine)?;
         let setting = s.admission.take().unwrap_or_else(|| {
             AdmissionSetting::Name(AdmissionConfig::default().policy.as_str().into())
         });
@@ -329,6 +329,7 @@ impl Config {
         let objective = &mut admission.flashiness.objective;
         *objective = *s.admission_objective.get_or_insert(*objective);
         admission.expected_reads.objective = admission.flashiness.objective;
+        let flash = resolve_flash(&mut s, &data_dir, memory, &admission, machine)?;
         // What is a setting of its own is said there alone.
         let mut shown = admission.clone();
         shown.flashiness.objective = Default::default();
@@ -488,8 +489,10 @@ fn resolve_flash(
     s: &mut Settings,
     data_dir: &Path,
     memory: u64,
+    admission: &AdmissionConfig,
     machine: &Machine,
 ) -> Result<Option<FlashConfig>, ConfigError> {
+    let need = AdmissionNeed::of(admission);
     let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
     let object_size = s.flash_object_size.0;
     defaults::check_object_size(object_size)
@@ -513,7 +516,7 @@ fn resolve_flash(
         None => {
             let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let free = (machine.free_space)(dir).unwrap_or(0);
-            Some(defaults::flash(free, memory, object_size))
+            Some(defaults::flash(free, memory, object_size, need))
         }
     };
     if let Some(size) = size {
@@ -631,7 +634,9 @@ mod tests {
         let c = Config::resolve(Settings::default(), &machine()).unwrap();
         assert_eq!(c.memory, 2 << 30);
         assert_eq!(c.threads, 4);
-        assert_eq!(c.flash.as_ref().unwrap().size, Some(25 << 30));
+        // The index takes a quarter of the memory, 6 bytes for each of 280: less than a quarter of what is free.
+        let flash = ((2 << 30) / 4 / 6 * 280) >> 20 << 20;
+        assert_eq!(c.flash.as_ref().unwrap().size, Some(flash));
         assert_eq!(c.listen.len(), 2);
         let small = Machine { memory: 256 << 20, cpus: 1, ..machine() };
         let c = Config::resolve(Settings::default(), &small).unwrap();

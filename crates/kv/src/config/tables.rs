@@ -249,7 +249,7 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
     (
         "admission.expected_reads",
         "size_exponent",
-        "Rank by expected reads over size to this power; 0 ignores size, 1 is per byte; by the objective 0.5 or 0",
+        "Rank by expected reads over size to this power; 0 ignores size, 1 is per byte; by the objective 1 or 0",
     ),
     (
         "admission.expected_reads",

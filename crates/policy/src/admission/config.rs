@@ -23,11 +23,11 @@ pub const POLICY_NAMES: [&str; 8] = [
 #[serde(rename_all = "snake_case")]
 pub enum PolicyName {
     /// A classifier per application, in the improved form.
-    #[default]
     Flashiness,
     /// The same in the form of the paper.
     FlashinessPaper,
     /// By the reads that are to be expected.
+    #[default]
     ExpectedReads,
     /// Read in DRAM, or known from a ghost queue (S3-FIFO).
     Ghost,
@@ -214,11 +214,11 @@ pub struct ExpectedReadsConfig {
     /// Which hits are sought. Default requests.
     pub objective: Objective,
     /// Objects are ranked by the reads expected of them over this power of their size: 0 ignores the size, 1 ranks per byte. By the
-    /// objective: 0.5, which gave most hits by number at equal writes in the measurements, or 0 for bytes.
+    /// objective: 1 for requests, 0 for bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_exponent: Option<f32>,
     /// 0..=10: an object is admitted only if the reads expected of it are worth this many times those that what is about to leave flash
-    /// would still have had in the same room. Less writes more. Default 0.5.
+    /// would still have had in the same room. Less writes more. Default 0.4.
     pub price: f32,
     /// Least reads to be expected of what is admitted. Default 0.1.
     pub least: f32,
@@ -232,7 +232,7 @@ impl Default for ExpectedReadsConfig {
         ExpectedReadsConfig {
             objective: Objective::default(),
             size_exponent: None,
-            price: 0.5,
+            price: 0.4,
             least: 0.1,
             bytes_per_second: ByteSize(0),
         }
@@ -243,7 +243,7 @@ impl ExpectedReadsConfig {
     /// The power of its size that what is expected of an object is divided by.
     pub fn exponent(&self) -> f32 {
         self.size_exponent.unwrap_or(match self.objective {
-            Objective::Requests => 0.5,
+            Objective::Requests => 1.0,
             Objective::Bytes => 0.0,
         })
     }

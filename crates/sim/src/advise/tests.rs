@@ -114,12 +114,12 @@ fn flashiness_is_tried_below_an_ample_budget() {
     };
     assert_eq!(last, WriteLimit::Threshold);
     assert!((4 * less).abs_diff(quarter) <= 4, "{quarter} {less}");
-    // A budget that never binds says little to the policy: it takes most.
+    // A budget that never binds says nothing to the policy: it takes most, or all.
     let all = at(PolicyName::All);
     assert_eq!(all.len(), 1);
     let (spent, most) = (flashiness[0].flash_bytes_per_second, all[0].flash_bytes_per_second);
     assert!(!flashiness[0].budget_binds && spent > 0.6 * most, "{flashiness:?} {all:?}");
-    assert!(flashiness.iter().all(|m| !m.equals(&all[0])), "{flashiness:?} {all:?}");
+    assert!(flashiness[1..].iter().all(|m| !m.equals(&all[0])), "{flashiness:?} {all:?}");
     // With room for every object there is nothing to choose at all. What the policy takes of the memory leaves less for objects
     // in DRAM, so that a little more goes to flash.
     let room = |policy| Candidate { dram: 10 << 20, flash: 160 << 20, policy };

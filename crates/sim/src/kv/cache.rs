@@ -187,7 +187,7 @@ pub const EPOCH: u32 = 1_000_000_000;
 /// writes and deletions are done as recorded, flash reads complete at once, and maintenance runs whenever a shard
 /// is short of room, and every second. Values are a fixed pattern.
 ///
-/// Bytes of keys and values are left out, on flash and in DRAM: an object is 48 to 64 bytes there. Over [`Arena`]
+/// Bytes of keys and values are left out, on flash and in DRAM: an object is 48 bytes there. Over [`Arena`]
 /// ([`HybridCache::with_bytes`]) the shards are a server's to the last byte, and every decision is the same.
 pub struct HybridCache<M = CompactArena> {
     /// What it was built from.
@@ -632,6 +632,31 @@ mod tests {
         let spec =
             format!("zipf?objects=40000&requests={requests}&writes=0.05&deletes=0.01&rate=1000");
         generate::parse(&spec).unwrap().map(|r| r.unwrap()).collect()
+    }
+
+    /// Sizes that are spread like the exponential of a normal of unit variance (half of the objects are smaller than 0.6 of the mean).
+    fn spread(requests: u64) -> Vec<Request> {
+        let mut all = zipf(requests);
+        for r in &mut all {
+            let mut rng = larder_base::Rng::new(r.id.wrapping_add(1));
+            let (u, v) = (rng.unit().max(1e-9), rng.unit());
+            let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+            r.size = (180.0 * normal.exp()) as u64 + 8;
+        }
+        all
+    }
+
+    /// A policy that weighs reads against sizes fills flash with small objects: the index that is sized for the mean has room for them.
+    #[test]
+    fn the_index_has_room_for_the_objects_that_are_chosen() {
+        let requests = spread(200_000);
+        let config = sized("expected_reads", |study| (study.object, study.flash) = (360, 2 << 20));
+        let cache = run(&config, &requests);
+        let totals = cache.node.totals(cache.now.mono);
+        let s = totals.shards;
+        assert!(s.flash_written_objects > 5_000, "{s:?}");
+        assert!(totals.index_full.is_none(), "{:?}", totals.index_full);
+        assert!(s.forced_evictions * 50 < s.flash_written_objects, "{s:?}");
     }
 
     #[test]

@@ -624,7 +624,10 @@ impl Knob {
                 let rate = larder_base::ByteSize(Self::rate(position, cell));
                 c.expected_reads.bytes_per_second = rate;
                 c.expected_reads.size_exponent = cell.plan.size_exponent;
-                c.expected_reads.price = cell.plan.price;
+                // Its own price, as in a server that is told a budget, unless one is asked for.
+                if cell.plan.price > 0.0 {
+                    c.expected_reads.price = cell.plan.price;
+                }
             }
             Knob::Flashiness { paper } => {
                 c.policy = if paper { PolicyName::FlashinessPaper } else { PolicyName::Flashiness };

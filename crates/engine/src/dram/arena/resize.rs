@@ -12,7 +12,7 @@
 use std::collections::TryReserveError;
 
 use super::super::free::FreeBlocks;
-use super::{Arena, BLOCK_HEADER, Block, MIN_UNITS, UNIT, USED, arena_units};
+use super::{AFTER_FREE, Arena, BLOCK_HEADER, Block, MIN_UNITS, UNIT, USED, arena_units};
 
 /// The end of an arena that is about to go: [`Arena::withhold`] makes one, [`Arena::cut_off`] takes it.
 #[derive(Debug)]
@@ -55,8 +55,10 @@ impl Arena {
         reserved?;
         let old = self.end;
         self.end = units - 1;
-        self.put(self.end, 0, USED);
-        self.set_units(old, self.end - old, true);
+        self.fit_starts();
+        self.put(self.end, 4, USED);
+        // What stopped every walk is a block now, and knows of the one before it.
+        self.set_units(old, self.end - old);
         self.free(Block(old));
         Ok(())
     }
@@ -65,28 +67,30 @@ impl Arena {
     /// and nothing that lies there may be freed.
     pub fn withhold(&mut self, bytes: usize) -> Tail {
         let cut = (arena_units(bytes) - 1).min(self.end);
-        let (mut first, mut objects) = (self.end, Vec::new());
-        while first > cut {
-            first -= self.get(first, 4);
-            if self.is_used(Block(first)) {
-                objects.push(Block(first));
+        let first = self.block_of(cut);
+        let (mut at, mut objects) = (first, Vec::new());
+        while at < self.end {
+            let units = self.units(at);
+            if self.is_used(Block(at)) {
+                objects.push(Block(at));
             } else {
                 // Held as if in use, so that no neighbour joins it.
-                let units = self.units(first);
-                self.remove_free(first, units);
-                self.put(first, 0, units | USED);
+                self.remove_free(at, units);
+                self.put(at, 4, USED);
+                let after = self.get(at + units, 0);
+                self.put(at + units, 0, after & !AFTER_FREE);
             }
+            at += units;
         }
+        objects.reverse();
         Tail { cut, first, objects }
     }
 
-    /// Copies a block of the withheld end to a place below, whole. `None` when there is no room.
-    pub fn relocate(&mut self, block: Block) -> Option<Block> {
-        let bytes = self.block_bytes(block);
-        let to = self.alloc(bytes - BLOCK_HEADER)?;
+    /// Copies the first `payload` bytes of a block of the withheld end to a block below. `None` when there is no room.
+    pub fn relocate(&mut self, block: Block, payload: usize) -> Option<Block> {
+        let to = self.alloc(payload)?;
         let from = block.0 as usize * UNIT + BLOCK_HEADER;
-        let end = block.0 as usize * UNIT + bytes;
-        self.mem.copy_within(from..end, to.0 as usize * UNIT + BLOCK_HEADER);
+        self.mem.copy_within(from..from + payload, to.0 as usize * UNIT + BLOCK_HEADER);
         Some(to)
     }
 
@@ -97,15 +101,19 @@ impl Arena {
         if first >= self.end {
             return;
         }
-        if cut >= first + MIN_UNITS {
-            self.set_units(first, cut - first, true);
-            self.put(cut, 0, USED);
-            self.end = cut;
+        let kept = cut >= first + MIN_UNITS;
+        self.end = if kept { cut } else { first };
+        self.fit_starts();
+        if kept {
+            self.put(cut, 0, 0);
+            self.put(cut, 4, USED);
+            self.set_units(first, cut - first);
+            self.put(first, 4, USED);
             self.free(Block(first));
         } else {
-            // What the block in front writes here is its own size, as a sentinel has it.
-            self.put(first, 0, USED);
-            self.end = first;
+            // The block that stops every walk, which knows of the one before it.
+            self.set_units(first, 0);
+            self.put(first, 4, USED);
         }
         self.release();
     }
@@ -138,7 +146,7 @@ mod tests {
                         let before = arena.bytes();
                         for &block in &tail.objects {
                             let at = live.iter().position(|l| l.0 == block).expect("is an object");
-                            match arena.relocate(block) {
+                            match arena.relocate(block, live[at].1) {
                                 Some(to) => {
                                     assert!(!tail.has(to));
                                     live[at].0 = to;

@@ -2,6 +2,7 @@
 
 use larder_base::ByteSize;
 
+use super::plan::AdmissionNeed;
 use crate::kv::config::ClockMode;
 
 /// The least memory that can be given, bytes.
@@ -9,8 +10,8 @@ pub const LEAST_MEMORY: u64 = 1 << 20;
 /// The least flash that can be asked for, bytes. One that is there already may be as small as
 /// [`Plan::LEAST_FLASH`](super::Plan::LEAST_FLASH).
 pub const LEAST_FLASH: u64 = 16 << 20;
-/// Bytes of DRAM that the flash index takes for an object.
-pub const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
+/// Bytes of DRAM that the flash index takes for an object. Which objects it has room for is admission's need ([`AdmissionNeed`]).
+pub const INDEX_BYTES_PER_OBJECT: u64 = 4;
 /// Mean bytes of an object on flash.
 pub const OBJECT_SIZE: u32 = 280;
 /// The least and the most that may be said of it, bytes: the index is sized by it.
@@ -37,8 +38,8 @@ pub fn memory(total: u64) -> u64 {
 }
 
 /// A quarter of the `free` bytes of a file system, at most 64 GiB, whole mebibytes. The index may take a quarter of `memory`.
-pub fn flash(free: u64, memory: u64, object_size: u64) -> u64 {
-    let indexable = (memory as f64 / 4.0 / INDEX_BYTES_PER_OBJECT * object_size as f64) as u64;
+pub fn flash(free: u64, memory: u64, object_size: u64, need: AdmissionNeed<'_>) -> u64 {
+    let indexable = memory / 4 / need.index_bytes() * object_size;
     (free / 4).min(64 << 30).min(indexable) >> 20 << 20
 }
 
@@ -124,7 +125,7 @@ pub fn check_flash(flash: u64, memory: u64, object: u64) -> Result<(), SizeError
     if flash < LEAST_FLASH {
         return Err(SizeError::LittleFlash);
     }
-    let index = (flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT) as u64;
+    let index = (flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT as f64) as u64;
     if index > memory / 2 {
         let (index, memory) = (ByteSize(index), ByteSize(memory));
         return Err(SizeError::LargeIndex { flash, object, index, memory });

@@ -104,8 +104,8 @@ impl ExpectedReads {
             return Err(AdmissionError::Memory { policy, need, given: setup.memory });
         }
         let mut rng = Rng::new(setup.seed);
-        // An eighth for the objects that are followed, at most a quarter for the table, the rest for keys.
-        let followed = (setup.memory / 8).min(MOST_FOLLOWED * Follow::BYTES);
+        // A sixth for the objects that are followed, at most a quarter for the table, the rest for keys.
+        let followed = (setup.memory / 6).min(MOST_FOLLOWED * Follow::BYTES);
         let follow = Follow::new(followed, rng.next_u64());
         let table = Table::new(setup.memory / 4);
         let rate = match config.bytes_per_second.0 {
