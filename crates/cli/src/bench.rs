@@ -1,5 +1,7 @@
 //! `larder bench`: what the design claims, measured without a server or a device.
 
+mod block;
+
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,6 +36,8 @@ enum Command {
     Packing(PackingArgs),
     /// Hit ratios of the admission policies at equal bytes written to flash.
     Admission(AdmissionArgs),
+    /// Lines read that hit under the admission policies of the block cache, at equal bytes written to flash.
+    BlockAdmission(block::BlockArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
@@ -41,6 +45,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Index(args) => bench_index(&args),
         Command::Packing(args) => bench_packing(&args),
         Command::Admission(args) => bench_admission(&args),
+        Command::BlockAdmission(args) => block::run(&args),
     }
 }
 

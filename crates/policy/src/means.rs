@@ -72,6 +72,11 @@ impl<const DEPTHS: usize, const VALUES: usize> Means<DEPTHS, VALUES> {
         means
     }
 
+    /// Bytes that so many kinds take.
+    pub(crate) fn bytes_for(kinds: [usize; DEPTHS]) -> u128 {
+        (kinds.iter().sum::<usize>() + 1) as u128 * Self::CELL as u128
+    }
+
     pub(crate) fn memory_bytes(&self) -> usize {
         (self.depths.iter().map(|cells| cells.len()).sum::<usize>() + 1) * Self::CELL
     }

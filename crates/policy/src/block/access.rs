@@ -71,27 +71,39 @@ pub struct Observed {
     pub(super) hints: Hints,
 }
 
-/// What an access was like, as far as that tells something of each of its lines: whether it belongs to a sequential run, and how long it is.
+/// What an access was like, as far as that tells something of each of its lines: how far into a sequential run it lies, and how long
+/// it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints(u8);
 
 impl Hints {
     /// Lengths that are told apart.
     pub(super) const LENGTHS: usize = 3;
-    const RUN: u8 = 1;
+    /// Places in a run that are told apart: in none, in its first MiB, in the seven behind it, beyond.
+    pub(super) const RUNS: usize = 4;
+    const RUN_BITS: u32 = 2;
+    /// The greatest [`number`](Self::number).
+    pub const MOST: u8 = ((Hints::LENGTHS as u8 - 1) << Hints::RUN_BITS) | (Hints::RUNS as u8 - 1);
 
-    pub(super) fn new(run: bool, lines: u64) -> Hints {
+    /// Of an access of so many lines that ends so many bytes from where its run began, if it belongs to one.
+    pub(super) fn new(into_run: Option<u64>, lines: u64) -> Hints {
+        let run = match into_run {
+            None => 0,
+            Some(0..0x10_0000) => 1,
+            Some(0x10_0000..0x80_0000) => 2,
+            Some(_) => 3,
+        };
         let length = match lines {
             0..=1 => 0,
             2..=15 => 1,
             _ => 2,
         };
-        Hints(u8::from(run) | length << 1)
+        Hints(run | length << Hints::RUN_BITS)
     }
 
-    /// Of a number that [`number`](Self::number) gave, for records.
+    /// Of a number that [`number`](Self::number) gave, for records; the nearest of one that it does not give.
     pub fn of_number(number: u8) -> Hints {
-        Hints::new(number & Hints::RUN != 0, [1, 2, 16][usize::from(number >> 1).min(2)])
+        Hints(number.min(Hints::MOST))
     }
 
     /// As a number, for records.
@@ -99,12 +111,12 @@ impl Hints {
         self.0
     }
 
-    pub(super) fn in_run(self) -> bool {
-        self.0 & Hints::RUN != 0
+    pub(super) fn run(self) -> usize {
+        usize::from(self.0) % Hints::RUNS
     }
 
     pub(super) fn length(self) -> usize {
-        usize::from(self.0 >> 1).min(Hints::LENGTHS - 1)
+        usize::from(self.0 >> Hints::RUN_BITS)
     }
 }
 

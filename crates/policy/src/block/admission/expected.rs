@@ -14,14 +14,11 @@ use super::lines::{AWAY, Lines, Past, WRITES};
 use super::streams::Streams;
 use crate::block::access::{Hints, mix};
 use crate::block::{BlockAccess, BlockCandidate, BlockOp, LineId, Reason, Verdict, VolumeId};
-use crate::follow::{Follow, is_past};
-use crate::learn::exp2;
+use crate::follow::Follow;
 use crate::means::Means;
 
-/// Lines that were followed to their end before what leaves has a price, half as many of what left.
+/// Lines that were followed to their end before anything counts as known.
 const LEAST_SEEN: u32 = 64;
-/// Followed lines over which earnings of the lines that leave are averaged (exponentially).
-const EARNED_OVER: f32 = 512.0;
 /// Bytes of a volume that share what is remembered of their neighbourhood.
 const REGION_SHIFT: u32 = 16;
 /// Lines that are remembered for each region that is.
@@ -35,7 +32,8 @@ const MOST_FOLLOWED: u64 = 65_536;
 const READS: usize = 6;
 const REGION: usize = 4;
 const LENGTH: usize = Hints::LENGTHS;
-const COARSE: usize = 2 * 2 * READS * WRITES;
+const RUNS: usize = Hints::RUNS;
+const COARSE: usize = 2 * RUNS * READS * WRITES;
 const MIDDLE: usize = COARSE * AWAY;
 const FINE: usize = MIDDLE * REGION * LENGTH;
 const _: () = assert!(FINE <= 1 << 16);
@@ -53,8 +51,8 @@ impl Kind {
     fn new(op: BlockOp, hints: Hints, past: Past, region: Past) -> Kind {
         let reads = (past.reads as usize).min(READS - 1);
         let near = ((region.reads.max(region.writes)) as usize).min(REGION - 1);
-        let (write, run) = (usize::from(op == BlockOp::Write), usize::from(hints.in_run()));
-        let coarse = ((write * 2 + run) * READS + reads) * WRITES + past.writes as usize;
+        let (write, run) = (usize::from(op == BlockOp::Write), hints.run());
+        let coarse = ((write * RUNS + run) * READS + reads) * WRITES + past.writes as usize;
         let middle = coarse * AWAY + (past.away as usize).min(AWAY - 1);
         Kind(((middle * REGION + near) * LENGTH + hints.length()) as u16)
     }
@@ -63,7 +61,7 @@ impl Kind {
     fn supposed(self) -> [f32; 2] {
         let coarse = self.depths()[0];
         let (reads, writes) = (coarse / WRITES % READS, coarse % WRITES);
-        let run = coarse / (WRITES * READS) % 2 == 1;
+        let run = coarse / (WRITES * READS) % RUNS > 0;
         let supposed = [SUPPOSED[reads], SUPPOSED[writes]];
         if run { supposed.map(|n| n / 4.0) } else { supposed }
     }
@@ -82,44 +80,6 @@ struct Kept {
     kind: [u8; 2],
     reads: u8,
     writes: u8,
-    marks: u8,
-}
-
-const ADMITTED: u8 = 1;
-/// It was touched in the first half of the lifetime.
-const EARLY: u8 = 2;
-/// It was touched for the first time in the second half, by a read.
-const LATE: u8 = 4;
-/// It was touched for the first time in the second half.
-const TOUCHED_LATE: u8 = 8;
-
-/// What a line would still be read that is about to leave.
-#[derive(Clone, Copy, Debug, Default)]
-struct Leaving {
-    reads: f32,
-    seen: f32,
-    at: u32,
-}
-
-impl Leaving {
-    /// A line that was not touched for half a lifetime came to this.
-    fn learn(&mut self, read: bool, now: u32) {
-        let keep = 1.0 - 1.0 / EARNED_OVER;
-        // What half a lifetime brought, doubled: as though it went on for a whole one.
-        self.reads = self.reads * keep + if read { 2.0 } else { 0.0 };
-        self.seen = self.seen * keep + 1.0;
-        self.at = now;
-    }
-
-    /// Reads of one; none before enough were seen. Halved with each lifetime in which none was: a price that keeps everything out must not
-    /// stand for ever.
-    fn expected(&self, now: u32, lifetime: u32) -> f32 {
-        if self.seen < LEAST_SEEN as f32 / 2.0 {
-            return 0.0;
-        }
-        let quiet = now.wrapping_sub(self.at) as f32 / lifetime.max(1) as f32;
-        self.reads / self.seen * exp2(-quiet)
-    }
 }
 
 /// What is expected of a line.
@@ -147,7 +107,6 @@ pub(super) struct ExpectedReads {
     follow: Follow<Kept>,
     table: Table,
     seen: u32,
-    leaving: Leaving,
 }
 
 impl ExpectedReads {
@@ -170,7 +129,6 @@ impl ExpectedReads {
             follow: follow.beginning_with(parts),
             table: Table::new([COARSE, MIDDLE, FINE]),
             seen: 0,
-            leaving: Leaving::default(),
         }
     }
 
@@ -188,7 +146,8 @@ impl ExpectedReads {
     pub(super) fn bytes_for(config: &ExpectedReadsConfig, lines: u64) -> u128 {
         let followed = u128::from(Self::places(lines));
         let keys = Self::keys(config, lines);
-        Lines::bytes_for(keys)
+        Table::bytes_for([COARSE, MIDDLE, FINE])
+            + Lines::bytes_for(keys)
             + Lines::bytes_for(keys / LINES_PER_REGION)
             + followed * Follow::<Kept>::BYTES as u128
     }
@@ -204,8 +163,13 @@ impl ExpectedReads {
     /// Takes note of the bytes `left..right` of an access, and says what is to be kept with it.
     pub(super) fn observe(&mut self, access: &BlockAccess, left: u64, right: u64) -> Hints {
         let part = self.streams.observe(access);
-        let run = part.is_some_and(|part| part.recognised || part.lane);
-        let hints = Hints::new(run, access.bytes >> self.line_shift);
+        let into = part.filter(|part| part.recognised || part.lane).map(|part| match part {
+            // Where the stream began of which this is another lane is not known, but that it is long.
+            part if part.lane => u64::MAX,
+            part if part.down => part.origin.saturating_sub(access.offset),
+            part => access.end().saturating_sub(part.origin),
+        });
+        let hints = Hints::new(into, access.bytes >> self.line_shift);
         if left >= right {
             return hints;
         }
@@ -223,16 +187,10 @@ impl ExpectedReads {
 
     /// A line was read or written.
     fn followed(&mut self, key: u64, op: BlockOp) {
-        let (now, half) = (self.lines.clock(), self.lines.lifetime() / 2);
-        let Some((of, until)) = self.follow.of(key, now) else { return };
+        let Some((of, _)) = self.follow.of(key, self.lines.clock()) else { return };
         match op {
             BlockOp::Read => of.reads = of.reads.saturating_add(1),
             BlockOp::Write => of.writes = of.writes.saturating_add(1),
-        }
-        if !is_past(until.wrapping_sub(half), now) {
-            of.marks |= EARLY;
-        } else if of.marks & (EARLY | TOUCHED_LATE) == 0 {
-            of.marks |= TOUCHED_LATE | if op == BlockOp::Read { LATE } else { 0 };
         }
     }
 
@@ -246,12 +204,11 @@ impl ExpectedReads {
     pub(super) fn expected(&self, candidate: &BlockCandidate) -> Expected {
         let kind = self.kind(candidate);
         let [reads, writes] = self.table.expected(kind.depths(), kind.supposed());
-        let leaving = self.leaving.expected(self.lines.clock(), self.lines.lifetime());
         Expected {
             reads,
             writes,
             needed: self.config.least as f32,
-            displaced: self.config.price as f32 * leaving,
+            displaced: self.config.price as f32 * self.lines.reads_of_idle(),
             known: self.seen >= LEAST_SEEN,
         }
     }
@@ -270,25 +227,20 @@ impl ExpectedReads {
         // Before the first has left there are free slots.
         let admitted = verdict.is_admit() || verdict == Verdict::IfFree && !self.lines.is_full();
         let (now, lifetime) = (self.lines.clock(), self.lines.lifetime());
-        let (table, leaving, full) = (&mut self.table, &mut self.leaving, self.lines.is_full());
-        let seen = &mut self.seen;
+        let (table, seen) = (&mut self.table, &mut self.seen);
         self.follow.next(now, |of| {
             let kind = Kind(u16::from_le_bytes(of.kind));
             table.learn(kind.depths(), [of.reads.into(), of.writes.into()]);
             *seen = seen.saturating_add(1);
-            if full && of.marks & (ADMITTED | EARLY) == ADMITTED {
-                leaving.learn(of.marks & LATE != 0, now);
-            }
         });
         let key = self.line(candidate.line);
         if self.lines.recall(key).held {
             // It is cached as far as is known here, and not to be decided about.
             return;
         }
-        let marks = if admitted { ADMITTED } else { 0 };
         if self.follow.follows(key) {
             let kind = self.kind(candidate).0.to_le_bytes();
-            let kept = Kept { kind, marks, ..Kept::default() };
+            let kept = Kept { kind, ..Kept::default() };
             self.follow.judged(key, now, lifetime, kept);
         }
         if admitted {

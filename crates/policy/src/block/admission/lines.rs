@@ -24,6 +24,10 @@ const _: () = assert!(
     KEPT as u64 + 1 + (SWEEP_EVERY * EPOCHS_PER_TURN).div_ceil(WAYS as u64) < EPOCHS as u64
 );
 
+/// What is left of the count of idle lines after each epoch, and how many of them must have been seen for their reads to count.
+const IDLE_KEPT: f32 = 1.0 - 1.0 / EPOCHS_PER_TURN as f32;
+const LEAST_IDLE: f32 = 32.0;
+
 /// Levels of a count of reads and of writes, and of a time away.
 pub(super) const READS: usize = 8;
 pub(super) const WRITES: usize = 4;
@@ -105,6 +109,9 @@ pub(super) struct Lines {
     lifetime: u32,
     /// As many lines were admitted as the cache has.
     full: bool,
+    /// Held lines that were not touched for half a lifetime, and those of them that were read within the other half. Both fade.
+    idle_lines: f32,
+    idle_reads: f32,
 }
 
 impl Lines {
@@ -126,6 +133,8 @@ impl Lines {
             kept: KEPT,
             lifetime: 0,
             full: false,
+            idle_lines: 0.0,
+            idle_reads: 0.0,
         };
         new.age();
         new
@@ -144,7 +153,7 @@ impl Lines {
 
     /// Epochs since an entry was touched last.
     #[inline]
-    fn idle(&self, bits: u32) -> u32 {
+    fn idle_of(&self, bits: u32) -> u32 {
         (self.epoch as u32).wrapping_sub(bits) & (EPOCHS as u32 - 1)
     }
 
@@ -153,7 +162,7 @@ impl Lines {
         let set = Set::load(&self.entries, start);
         let known = (0..WAYS).find(|&way| {
             let bits = set.entry(way);
-            bits >> 14 == tag && self.idle(bits) < KEPT
+            bits >> 14 == tag && self.idle_of(bits) < KEPT
         });
         (set, known)
     }
@@ -173,6 +182,13 @@ impl Lines {
         self.full
     }
 
+    /// How often a held line that was not touched for half a lifetime is still read, per lifetime. That is what a line earns which leaves
+    /// for another: half of the cache lies idle for so long, and has these reads. None before enough were seen.
+    pub(super) fn reads_of_idle(&self) -> f32 {
+        // What the second half of a lifetime brings, doubled.
+        if self.idle_lines < LEAST_IDLE { 0.0 } else { 2.0 * self.idle_reads / self.idle_lines }
+    }
+
     /// What is remembered of a key.
     pub(super) fn recall(&self, fingerprint: u64) -> Past {
         let (start, tag) = self.place(fingerprint);
@@ -185,7 +201,7 @@ impl Lines {
         self.touches += 1;
         let (start, tag) = self.place(fingerprint);
         let (mut set, known) = self.find(start, tag);
-        let idle = known.map_or(WHOLE, |way| self.idle(set.entry(way)).min(WHOLE));
+        let idle = known.map_or(WHOLE, |way| self.idle_of(set.entry(way)).min(WHOLE));
         if idle > 0 {
             self.pass(idle);
             // This set may have been swept.
@@ -196,11 +212,14 @@ impl Lines {
         let (way, mut entry) = match known {
             Some(way) => {
                 let bits = set.entry(way);
-                let (idle, mut entry) = (self.idle(bits), Entry::unpack(bits));
+                let (idle, mut entry) = (self.idle_of(bits), Entry::unpack(bits));
                 entry.past.away = self.away(idle);
                 if entry.past.held {
                     self.held[entry.last as usize % EPOCHS] -= 1;
                     entry.past.held = idle <= self.kept;
+                    if entry.past.held && idle * 2 > self.kept && op == BlockOp::Read {
+                        self.idle_reads += 1.0;
+                    }
                 }
                 (way, entry)
             }
@@ -208,7 +227,7 @@ impl Lines {
                 // An empty place, or the one touched longest ago.
                 let age = |way: usize| match set.entry(way) {
                     0 => EPOCHS as u32,
-                    bits => self.idle(bits),
+                    bits => self.idle_of(bits),
                 };
                 let victim = (1..WAYS).fold(0, |v, way| if age(way) > age(v) { way } else { v });
                 self.forget(set.entry(victim));
@@ -280,7 +299,7 @@ impl Lines {
             let mut set = Set::load(&self.entries, start);
             for way in 0..WAYS {
                 let bits = set.entry(way);
-                if bits != 0 && self.idle(bits) >= KEPT {
+                if bits != 0 && self.idle_of(bits) >= KEPT {
                     self.forget(bits);
                     set.put(way, 0);
                 }
@@ -298,6 +317,12 @@ impl Lines {
 
     /// At the end of an epoch: how long the cache keeps what is not touched.
     fn age(&mut self) {
+        if self.full {
+            let back = (self.kept / 2) as usize;
+            let idle = self.held[(self.epoch + EPOCHS - back) % EPOCHS];
+            self.idle_lines = self.idle_lines * IDLE_KEPT + idle as f32;
+            self.idle_reads *= IDLE_KEPT;
+        }
         let mut younger = 0;
         for back in 0..KEPT {
             let held = self.held[(self.epoch + EPOCHS - back as usize) % EPOCHS];
@@ -391,6 +416,27 @@ mod tests {
         }
         let life = f64::from(lines.lifetime());
         assert!((life / LINES as f64 - 2.0).abs() < 0.15, "{life}");
+    }
+
+    /// Each line is admitted when it first comes, and three in ten come once more after three quarters of a lifetime. So 13 times a
+    /// line was touched and left alone for half a lifetime, and 3 times it was read in the other half.
+    #[test]
+    fn reads_of_idle_lines_are_those_of_the_second_half_of_a_lifetime_doubled() {
+        const LINES: u64 = 8192;
+        let mut lines = Lines::new(2 * LINES, LINES);
+        assert_eq!(lines.reads_of_idle(), 0.0);
+        let back = (LINES as f64 * 0.75 / 1.3) as u64;
+        let again = |n: u64| mix(1, VolumeId(0), n) % 10 < 3;
+        for n in 0..30 * LINES {
+            lines.touch(key(n), BlockOp::Read);
+            lines.admitted(key(n), true);
+            if n >= back && again(n - back) {
+                lines.touch(key(n - back), BlockOp::Read);
+            }
+        }
+        let expected = 2.0 * 3.0 / 13.0;
+        let found = lines.reads_of_idle();
+        assert!((found / expected - 1.0).abs() < 0.1, "{found}, not {expected}");
     }
 
     /// Lines that are touched often make none that are touched seldom forgotten, as long as there is room for all.
