@@ -213,7 +213,7 @@ pub fn block_settings(contender: &str) -> Vec<String> {
         "sseqr+two_lbs" => levels("sseqr+two_lbs"),
         "expected_reads" => {
             let prices = [0.0, 0.2, 2.0, 4.0].map(|price| format!("least=0,price={price}"));
-            let least = [0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0]
+            let least = [0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 25.0]
                 .map(|least| format!("least={least}"));
             let all = prices.into_iter().chain(least);
             all.map(|parameters| format!("expected_reads({parameters})")).collect()

@@ -29,7 +29,7 @@ const LEAST_FOLLOWED: u64 = 1024;
 const MOST_FOLLOWED: u64 = 65_536;
 
 /// Levels of reads that are told apart, of the region's accesses, and of an access's length.
-const READS: usize = 6;
+const READS: usize = super::lines::READS;
 const REGION: usize = 4;
 const LENGTH: usize = Hints::LENGTHS;
 const RUNS: usize = Hints::RUNS;
@@ -39,7 +39,7 @@ const FINE: usize = MIDDLE * REGION * LENGTH;
 const _: () = assert!(FINE <= 1 << 16);
 
 /// Reads, or writes, that are supposed to come to a line that had so many, by the level of their number.
-const SUPPOSED: [f32; READS] = [0.1, 0.3, 1.0, 2.0, 4.0, 8.0];
+const SUPPOSED: [f32; READS] = [0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
 type Table = Means<3, 2>;
 
