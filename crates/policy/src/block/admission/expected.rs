@@ -5,7 +5,8 @@
 //! lifetime of the cache whether they were admitted or not ([`Follow`]); how long that is, [`Lines`] finds out.
 //!
 //! A line costs one write to flash when it is admitted, and another with each write of it while it is held. It is admitted if it is
-//! expected to be read often enough for each of these writes, and more often than the line that leaves for it would still be.
+//! expected to be read often enough for each of these writes, and more often than the line that leaves for it would still be. While the
+//! cache has never been full, lines have its free slots for less: the first write is not charged.
 
 use larder_base::Rng;
 
@@ -216,7 +217,10 @@ impl ExpectedReads {
     pub(super) fn judge(&self, candidate: &BlockCandidate) -> Verdict {
         let expected = self.expected(candidate);
         if expected.reads < expected.needed * (1.0 + expected.writes) {
-            return Verdict::Reject(Reason::FewReads);
+            // That the cache is filled once is not charged; later writes of the line have to be earned all the same.
+            let fills =
+                !self.lines.is_full() && expected.reads >= expected.needed * expected.writes;
+            return if fills { Verdict::IfFree } else { Verdict::Reject(Reason::FewReads) };
         }
         // A free slot costs nobody else's.
         if expected.reads < expected.displaced { Verdict::IfFree } else { Verdict::Admit }

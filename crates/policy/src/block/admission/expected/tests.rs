@@ -287,3 +287,25 @@ fn lines_that_are_read_less_than_those_that_would_leave_are_kept_out() {
     assert!(free.0 < 0.75 && priced.0 > 0.95, "{priced:?}, without a price {free:?}");
     assert!(priced.1 * 5 < free.1, "{priced:?}, without a price {free:?}");
 }
+
+/// A policy that would admit next to nothing fills the cache once: what is seldom read again costs one write, and what is written again
+/// and again would cost more.
+#[test]
+fn the_cache_is_filled_once_with_what_is_not_written_again() {
+    let mut cache = Cache::new("expected_reads(least=20)");
+    let mut rng = Rng::new(6);
+    for n in 0..40 * LINES {
+        let line = if rng.chance(0.95) { n } else { n.saturating_sub(100 + rng.below(100)) };
+        cache.request(BlockOp::Read, line * 37, 1);
+        // Five lines that take turns.
+        cache.request(BlockOp::Write, (1 << 24) + n % 5 * 37, 1);
+    }
+    assert_eq!(
+        (cache.used.len() as u64, cache.written),
+        (LINES, LINES),
+        "each line is written once"
+    );
+    assert!(!cache.used.contains_key(&(1 << 24)), "what is written all the time is left out");
+    let few = cache.admission.verdicts().rejected(Reason::FewReads);
+    assert!(few > 70 * LINES, "nothing displaces: {few}");
+}
