@@ -1,5 +1,6 @@
 //! `larder bench`: what the design claims, measured without a server or a device.
 
+mod block;
 mod equal_writes;
 
 use std::path::PathBuf;
@@ -39,6 +40,8 @@ enum Command {
     /// Who misses least for the same bytes written to flash: ours by its defaults, its other policies, other designs, and an offline
     /// heuristic, over a list of cells.
     EqualWrites(equal_writes::EqualWritesArgs),
+    /// Lines read that hit under the admission policies of the block cache, at equal bytes written to flash.
+    BlockAdmission(block::BlockArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
@@ -47,6 +50,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Packing(args) => bench_packing(&args),
         Command::Admission(args) => bench_admission(&args),
         Command::EqualWrites(args) => equal_writes::run(&args),
+        Command::BlockAdmission(args) => block::run(&args),
     }
 }
 

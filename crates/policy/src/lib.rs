@@ -9,4 +9,7 @@ pub mod application;
 pub mod block;
 pub mod budget;
 pub mod eviction;
+mod follow;
 pub mod learn;
+mod means;
+mod packed;

@@ -81,7 +81,7 @@ pub(crate) struct Settings {
     pub(super) on_cache_failure: OnCacheFailure,
     #[command(flatten)]
     pub(super) writes: WriteArgs,
-    /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses. By default what
+    /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs, expected_reads; with parameters in parentheses. By default what
     /// is read or written in sequence may have free slots and displaces nothing
     #[arg(long, value_name = "NAME", default_value = BLOCK_ADMISSION_DEFAULT, help_heading = "Cache")]
     pub(super) admission: String,

@@ -37,7 +37,7 @@ Examples:
 pub(super) struct BlockArgs {
     #[command(flatten)]
     input: Input,
-    /// Admission: all, seqr, sseqr, touch_count, two_lbs, or several joined by '+', each with parameters in parentheses:
+    /// Admission: all, seqr, sseqr, touch_count, two_lbs, expected_reads, or several joined by '+', each with parameters in parentheses:
     /// 'sseqr(window=32,length=4m)+tc(threshold=2)'. By default a stream's lines may have free slots and displace nothing. May be given several times; each with each size, placement and
     /// replacement.
     #[arg(long, value_name = "POLICY", default_value = BLOCK_ADMISSION_DEFAULT)]

@@ -330,7 +330,9 @@ fn what_is_recorded_is_decided_again() {
     };
     // No volume comes or goes, and nobody prefetches.
     let unused = |stream: usize| [4, 8].contains(&stream);
-    for (admission, killed) in [("two_lbs", false), ("sseqr(length=64k)+tc", true)] {
+    for (admission, killed) in
+        [("two_lbs", false), ("sseqr(length=64k)+tc", true), ("expected_reads", true)]
+    {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         File::create(path("disk")).unwrap().set_len(16 << 20).unwrap();

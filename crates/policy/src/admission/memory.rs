@@ -3,11 +3,8 @@
 use larder_base::{LazyWords, Nanos};
 
 use crate::learn::History;
+use crate::packed::{SET_WORDS, Set, WAYS};
 
-/// Entries of a set, in the 64 bytes of a cache line.
-const WAYS: usize = 21;
-const ENTRY_BYTES: usize = 3;
-const SET_WORDS: usize = 8;
 /// Percent of the words in use from which on a memory that grows is an array.
 const WHOLE_FROM: usize = 60;
 /// An epoch passes when as many different keys were written in it as are such a part of the places. Keys that are written again and
@@ -86,22 +83,6 @@ impl Entry {
 
 const MISSED: u32 = 1 << 9;
 
-/// A set, read whole.
-struct Set([u8; SET_WORDS * 8]);
-
-impl Set {
-    #[inline]
-    fn entry(&self, way: usize) -> u32 {
-        let at = way * ENTRY_BYTES;
-        u32::from_le_bytes([self.0[at], self.0[at + 1], self.0[at + 2], 0])
-    }
-
-    fn put(&mut self, way: usize, bits: u32) {
-        let at = way * ENTRY_BYTES;
-        self.0[at..at + ENTRY_BYTES].copy_from_slice(&bits.to_le_bytes()[..ENTRY_BYTES]);
-    }
-}
-
 impl KeyMemory {
     /// A memory of `keys` keys, but at most `bytes` bytes.
     pub(crate) fn new(keys: u64, bytes: usize) -> KeyMemory {
@@ -135,37 +116,15 @@ impl KeyMemory {
         (self.epoch as u32).wrapping_sub(bits) & (EPOCHS as u32 - 1)
     }
 
-    fn load(&self, start: usize) -> Set {
-        let words = self.entries.line(start);
-        let mut set = Set([0; SET_WORDS * 8]);
-        for (bytes, word) in set.0.chunks_exact_mut(8).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        set
-    }
-
     /// The key's set, as it is, and which of its entries is the key's.
     #[inline]
     fn find(&self, start: usize, tag: u32) -> (Set, Option<usize>) {
-        let set = self.load(start);
+        let set = Set::load(&self.entries, start);
         let known = (0..WAYS).find(|&way| {
             let bits = set.entry(way);
             bits >> 14 == tag && self.age(bits) < KEPT
         });
         (set, known)
-    }
-
-    /// Writes what has changed in a set.
-    fn save(&mut self, start: usize, set: &Set) {
-        let before = self.entries.line(start);
-        for (i, (bytes, before)) in set.0.chunks_exact(8).zip(before).enumerate() {
-            let mut word = [0; 8];
-            word.copy_from_slice(bytes);
-            let word = u64::from_le_bytes(word);
-            if word != before {
-                self.entries.set(start + i, word);
-            }
-        }
     }
 
     /// Asks for the cache line that leads to the key's set.
@@ -209,7 +168,7 @@ impl KeyMemory {
         let (mut set, known) = self.find(start, tag);
         if let Some(way) = known {
             set.put(way, set.entry(way) | MISSED);
-            self.save(start, &set);
+            set.save(&mut self.entries, start);
         }
     }
 
@@ -250,7 +209,7 @@ impl KeyMemory {
             set.put(victim, new.pack());
         }
         self.forget_old(&mut set);
-        self.save(start, &set);
+        set.save(&mut self.entries, start);
     }
 
     /// Empties the places of keys that were not written for so long.
@@ -271,9 +230,9 @@ impl KeyMemory {
         self.keys += 1;
         if self.keys.is_multiple_of(SWEEP_EVERY) || self.keys >= self.per_epoch {
             let start = self.sweep as usize * SET_WORDS;
-            let mut set = self.load(start);
+            let mut set = Set::load(&self.entries, start);
             self.forget_old(&mut set);
-            self.save(start, &set);
+            set.save(&mut self.entries, start);
             self.sweep = (self.sweep + 1) % self.sets;
         }
         if self.keys >= self.per_epoch {

@@ -68,6 +68,56 @@ impl BlockAccess {
 pub struct Observed {
     /// Bytes of the volume that are part of a sequential stream and beyond its admitted length; empty if start = end.
     pub(super) sequential: (u64, u64),
+    pub(super) hints: Hints,
+}
+
+/// What an access was like, as far as that tells something of each of its lines: how far into a sequential run it lies, and how long
+/// it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints(u8);
+
+impl Hints {
+    /// Lengths that are told apart.
+    pub(super) const LENGTHS: usize = 3;
+    /// Places in a run that are told apart: in none, in its first MiB, in the seven behind it, beyond.
+    pub(super) const RUNS: usize = 4;
+    const RUN_BITS: u32 = 2;
+    /// The greatest [`number`](Self::number).
+    pub const MOST: u8 = ((Hints::LENGTHS as u8 - 1) << Hints::RUN_BITS) | (Hints::RUNS as u8 - 1);
+
+    /// Of an access of so many lines that ends so many bytes from where its run began, if it belongs to one.
+    pub(super) fn new(into_run: Option<u64>, lines: u64) -> Hints {
+        let run = match into_run {
+            None => 0,
+            Some(0..0x10_0000) => 1,
+            Some(0x10_0000..0x80_0000) => 2,
+            Some(_) => 3,
+        };
+        let length = match lines {
+            0..=1 => 0,
+            2..=15 => 1,
+            _ => 2,
+        };
+        Hints(run | length << Hints::RUN_BITS)
+    }
+
+    /// Of a number that [`number`](Self::number) gave, for records; the nearest of one that it does not give.
+    pub fn of_number(number: u8) -> Hints {
+        Hints(number.min(Hints::MOST))
+    }
+
+    /// As a number, for records.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
+    pub(super) fn run(self) -> usize {
+        usize::from(self.0) % Hints::RUNS
+    }
+
+    pub(super) fn length(self) -> usize {
+        usize::from(self.0 >> Hints::RUN_BITS)
+    }
 }
 
 impl Observed {
@@ -82,9 +132,14 @@ impl Observed {
         self.sequential
     }
 
-    /// What [`sequential`](Self::sequential) said of it.
-    pub fn of(sequential: (u64, u64)) -> Observed {
-        Observed { sequential }
+    /// What the access was like. With [`of`](Self::of), for records of what was decided.
+    pub fn hints(&self) -> Hints {
+        self.hints
+    }
+
+    /// What [`sequential`](Self::sequential) and [`hints`](Self::hints) said of it.
+    pub fn of(sequential: (u64, u64), hints: Hints) -> Observed {
+        Observed { sequential, hints }
     }
 
     pub(super) fn refuses(&self, start: u64, bytes: u64) -> bool {
@@ -134,7 +189,7 @@ impl Verdict {
     }
 }
 
-/// Why a line does not go to flash. The first four are found by admission, the others by who asks it.
+/// Why a line does not go to flash. The first five are found by admission, the others by who asks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Part of a sequential stream (`seqr`, `sseqr`).
@@ -145,6 +200,8 @@ pub enum Reason {
     NotHotter,
     /// Data that would displace metadata (`two_lbs`).
     MetadataVictim,
+    /// Too few reads are expected of it (`expected_reads`).
+    FewReads,
     /// The range is selected never to be cached.
     Never,
     /// The write budget is spent.
@@ -163,11 +220,12 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of their declaration.
-    pub const ALL: [Reason; 11] = [
+    pub const ALL: [Reason; 12] = [
         Reason::Sequential,
         Reason::FewTouches,
         Reason::NotHotter,
         Reason::MetadataVictim,
+        Reason::FewReads,
         Reason::Never,
         Reason::Budget,
         Reason::Ceiling,
@@ -184,6 +242,7 @@ impl Reason {
             Reason::FewTouches => "few_touches",
             Reason::NotHotter => "not_hotter",
             Reason::MetadataVictim => "metadata_victim",
+            Reason::FewReads => "few_reads",
             Reason::Never => "never",
             Reason::Budget => "budget",
             Reason::Ceiling => "ceiling",
@@ -201,6 +260,7 @@ impl Reason {
             Reason::FewTouches => "its segment was touched too few times",
             Reason::NotHotter => "accessed no more often than the line it would displace",
             Reason::MetadataVictim => "data that would displace metadata",
+            Reason::FewReads => "too few reads are expected of it for what is written",
             Reason::Never => "selected never to be cached",
             Reason::Budget => "the drive's write budget is spent",
             Reason::Ceiling => "the volume has all of the cache that it may have",
@@ -284,7 +344,7 @@ mod tests {
     fn an_observation_refuses_what_overlaps_it() {
         let nothing = Observed::default();
         assert!(!nothing.is_sequential() && !nothing.refuses(0, u64::MAX));
-        let some = Observed { sequential: (8192, 12288) };
+        let some = Observed::of((8192, 12288), Hints::default());
         assert!(some.is_sequential());
         assert!(!some.refuses(4096, 4096) && !some.refuses(12288, 4096));
         assert!(some.refuses(4096, 4097) && some.refuses(8192, 1));

@@ -2,7 +2,7 @@
 //!
 //! | | |
 //! | --- | --- |
-//! | [`BlockAdmission`] | `all`, `seqr`, `sseqr`, `touch_count`, `two_lbs` and chains of them |
+//! | [`BlockAdmission`] | `all`, `seqr`, `sseqr`, `touch_count`, `two_lbs`, `expected_reads` and chains of them |
 //! | [`SlotPolicy`] | which of a group's lines goes: LRU, CLOCK, SIEVE, S3-FIFO in at most 8 bits a slot |
 //! | [`SegmentPicker`], [`Survivors`] | which segment of a log is reclaimed, and what is kept of it |
 //! | [`detect::Detector`] | which blocks are a file system's metadata, from what passes by |
@@ -16,13 +16,13 @@ mod selection;
 mod slots;
 
 pub use access::{
-    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId, Observed, Reason, Verdict,
+    BlockAccess, BlockCandidate, BlockKind, BlockOp, Hints, LineId, Observed, Reason, Verdict,
     VerdictCounts, Victim, VolumeId,
 };
 pub use admission::{
     BLOCK_ADMISSION_DEFAULT, BLOCK_POLICY_NAMES, BlockAdmission, BlockAdmissionConfig,
-    BlockAdmissionError, BlockSetup, Rotation, SequentialConfig, StageConfig, TouchCountConfig,
-    TwoLevelConfig, TwoLevelWrites,
+    BlockAdmissionError, BlockSetup, ExpectedReadsConfig, Rotation, SequentialConfig, StageConfig,
+    TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
 };
 pub use reclaim::{EvictionBy, SegmentPicker, Survivors, VictimPolicy};
 pub use selection::{Rule, Selected, Selection, SelectionError};

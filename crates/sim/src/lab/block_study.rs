@@ -136,6 +136,8 @@ pub struct BlockOutcome {
     pub few_touches: u64,
     /// Lines rejected for the one they would displace.
     pub not_hotter: u64,
+    /// Lines rejected for the few reads expected of them.
+    pub few_reads: u64,
     /// Bytes of DRAM for admission.
     pub admission_memory: u64,
 }
@@ -241,8 +243,8 @@ pub struct BlockCache {
     /// What [`SlotPolicy::hotness`] says at most.
     hottest: u8,
     dropped: Vec<u32>,
-    /// What admission had said when counting began: admitted, sequential, few touches, not hotter, into free slots.
-    judged: [u64; 5],
+    /// What admission had said when counting began: admitted, sequential, few touches, not hotter, into free slots, few reads.
+    judged: [u64; 6],
     outcome: BlockOutcome,
     counting: bool,
 }
@@ -316,7 +318,7 @@ impl BlockCache {
             ssd,
             hottest: 0,
             dropped: Vec::new(),
-            judged: [0; 5],
+            judged: [0; 6],
             outcome,
             counting: false,
             spec,
@@ -334,8 +336,8 @@ impl BlockCache {
         }
     }
 
-    /// What admission said since the start: admitted, sequential, few touches, not hotter, into free slots.
-    fn verdicts(&self) -> [u64; 5] {
+    /// What admission said since the start: admitted, sequential, few touches, not hotter, into free slots, few reads.
+    fn verdicts(&self) -> [u64; 6] {
         let v = self.admission.verdicts();
         let not_hotter = v.rejected(Reason::NotHotter) + v.rejected(Reason::MetadataVictim);
         let rejected = |reason| v.rejected(reason);
@@ -345,6 +347,7 @@ impl BlockCache {
             rejected(Reason::FewTouches),
             not_hotter,
             v.if_free,
+            rejected(Reason::FewReads),
         ]
     }
 
@@ -367,6 +370,7 @@ impl BlockCache {
             few_touches: since(2),
             not_hotter: since(3),
             if_free: since(4),
+            few_reads: since(5),
             ..self.outcome
         }
     }
@@ -484,7 +488,7 @@ impl BlockCache {
             return;
         }
         if said == Verdict::IfFree && !self.has_free(candidate.line) {
-            return self.admission.count(Verdict::Reject(Reason::Sequential));
+            return self.admission.without_slot(&candidate);
         }
         let (free, group) = self.free_slot(candidate.line);
         let slot = match free {

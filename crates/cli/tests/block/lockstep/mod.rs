@@ -745,7 +745,9 @@ const WRITES: [WriteMode; 3] =
 fn placement(placement: Placement, seed: u64) {
     let mut met = BTreeMap::new();
     for (n, write) in (0..).zip(WRITES) {
-        for (m, admission) in (0..).zip(["all", "seqr(free=on)", "two_lbs", "sseqr+tc"]) {
+        for (m, admission) in
+            (0..).zip(["all", "seqr(free=on)", "two_lbs", "sseqr+tc", "expected_reads"])
+        {
             let mut case = Case::new(placement, write);
             case.admission = admission;
             if m % 2 == 1 {

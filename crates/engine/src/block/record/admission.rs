@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use larder_base::Nanos;
 use larder_policy::block::{
-    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, LineId, Observed, Reason,
-    Verdict, Victim, VolumeId,
+    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, Hints, LineId, Observed,
+    Reason, Verdict, Victim, VolumeId,
 };
 
 use super::digest::{Answers, Digest};
@@ -58,6 +58,7 @@ fn put_candidate(out: &mut Vec<u8>, c: &BlockCandidate) {
     let (start, end) = c.observed.sequential();
     put(out, start);
     put(out, end);
+    put(out, c.observed.hints().number().into());
     match &c.victim {
         None => put(out, 0),
         Some(victim) => {
@@ -76,7 +77,9 @@ fn take_line(c: &mut Cursor<'_>) -> Result<LineId, BadRecord> {
 fn take_candidate(c: &mut Cursor<'_>) -> Result<BlockCandidate, BadRecord> {
     let line = take_line(c)?;
     let (op, kind) = take_op_and_kind(c)?;
-    let observed = Observed::of((c.varint("start of a stream")?, c.varint("end of a stream")?));
+    let sequential = (c.varint("start of a stream")?, c.varint("end of a stream")?);
+    let hints = Hints::of_number(c.at_most(Hints::MOST.into(), "hints of an access")? as u8);
+    let observed = Observed::of(sequential, hints);
     let victim = match c.at_most(4, "kind of a victim")? {
         0 => None,
         code => {
@@ -104,7 +107,7 @@ fn note_verdict(verdict: Verdict) -> Digest {
 fn note_observed(observed: Observed) -> Digest {
     let mut digest = Digest::default();
     let (start, end) = observed.sequential();
-    digest.all(&[start, end]);
+    digest.all(&[start, end, observed.hints().number().into()]);
     digest
 }
 
@@ -227,8 +230,8 @@ impl RecordedAdmission {
     pub fn ask(&mut self, candidate: &BlockCandidate, compete: bool) -> Said {
         let verdict = if compete { self.judge(candidate) } else { self.admit(candidate) };
         if compete && !verdict.is_admit() {
-            // There will be no comparison to be counted.
-            self.count(verdict);
+            // There will be no comparison: this is the last that admission hears of the line.
+            self.admit(candidate);
         }
         match verdict {
             Verdict::Admit if compete => Said::Compete,
@@ -299,5 +302,37 @@ impl RecordedAdmission {
         let ended = reader.end()?;
         let (nanos, replayed) = (begun.now.0, digest.finish());
         Ok(Again { nanos, input, recorded: ended.digest, replayed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_policy::block::BlockSetup;
+
+    use super::*;
+
+    /// A chain that compares lines with their victims: what it refuses before it comes to that is learnt of as well.
+    #[test]
+    fn admission_hears_of_lines_that_never_compete() {
+        let config = "two_lbs+expected_reads(least=1000)".parse().unwrap();
+        let setup = BlockSetup { line_bytes: 4096, lines: 64, backing_bytes: 1 << 30, seed: 1 };
+        let mut admission = RecordedAdmission::new(BlockAdmission::new(&config, &setup).unwrap());
+        let volume = VolumeId(0);
+        let candidate = |n: u64, observed| BlockCandidate {
+            line: LineId { volume, offset: n * 40_960 },
+            op: BlockOp::Read,
+            kind: BlockKind::Unknown,
+            observed,
+            victim: None,
+        };
+        for n in 0..20_000 {
+            let (offset, bytes, now) = (n * 40_960, 4096, Nanos::ZERO);
+            let (op, kind) = (BlockOp::Read, BlockKind::Unknown);
+            let observed = admission.observe(&BlockAccess { volume, offset, bytes, op, kind, now });
+            assert_eq!(admission.ask(&candidate(n, observed), true), Said::Reject);
+        }
+        assert_eq!(admission.verdicts().rejected(Reason::FewReads), 20_000, "each is counted once");
+        let said = admission.explain(&candidate(30_000, Observed::default()));
+        assert!(said.contains("its like was read 0.0") && !said.contains("supposed"), "{said}");
     }
 }

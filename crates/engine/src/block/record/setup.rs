@@ -104,7 +104,7 @@ pub enum BlockSetupError {
 }
 
 /// The version that is written and read: another one's streams are others, and so is what the engine decides.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 /// Most lines that a replay builds a map for: 7 TiB of map, and memory is asked for first.
 const MOST_VOLUMES: usize = 4096;
 /// The most threads that have a queue.

@@ -1,31 +1,22 @@
 //! Objects that are followed for one lifetime of flash after they were judged, whether they went there or not.
 
-use larder_base::{Nanos, Rng};
+use larder_base::Nanos;
 
 use super::table::Like;
+use crate::follow::{self, is_past};
 
-/// Objects of a set.
-const WAYS: usize = 8;
-
-/// An object that is followed.
+/// What is kept of an object that is followed. Bytes, so that nothing is lost to alignment.
 #[derive(Clone, Copy, Debug, Default)]
-struct Followed {
-    /// 0: none.
-    tag: u32,
-    /// Ticks.
-    until: u32,
-    /// Until then another judgement of it may take the place of the one that is kept.
-    window: u32,
-    like: u16,
+struct Kept {
+    like: [u8; 2],
     /// Sixteenths of doublings.
-    size: u16,
+    size: [u8; 2],
     reads: u8,
     late: u8,
-    offered: u8,
     marks: u8,
 }
 
-const _: () = assert!(size_of::<Followed>() == 20);
+const _: () = assert!(follow::Follow::<Kept>::BYTES == 20);
 
 const ADMITTED: u8 = 1;
 /// Reads no longer count: it was overwritten, or removed.
@@ -50,71 +41,40 @@ pub(super) struct Became {
     pub late: u32,
 }
 
-/// Follows a part of the objects, chosen by hash and so large that the table is about three quarters full.
-///
-/// Of the judgements of an object within one lifetime each is kept with equal chance (reservoir sampling, Vitter 1985): the
-/// k-th replaces the one that is kept with chance 1/k.
+/// Follows a part of the objects. See [`follow::Follow`].
 #[derive(Debug)]
-pub(super) struct Follow {
-    sets: Box<[[Followed; WAYS]]>,
-    /// Objects of hashes up to this are followed.
-    threshold: u64,
-    hand: usize,
-    /// Of the present round of the hand: how many were found, and for how many there was no place.
-    found: usize,
-    refused: usize,
-    rng: Rng,
-}
+pub(super) struct Follow(follow::Follow<Kept>);
 
 impl Follow {
     /// Bytes of one object.
-    pub(super) const BYTES: usize = size_of::<Followed>();
+    pub(super) const BYTES: usize = follow::Follow::<Kept>::BYTES;
 
     /// One that takes about `memory` bytes.
     pub(super) fn new(memory: usize, seed: u64) -> Follow {
-        let sets = (memory / (WAYS * Self::BYTES)).max(4);
-        Follow {
-            sets: vec![[Followed::default(); WAYS]; sets].into_boxed_slice(),
-            threshold: u64::MAX,
-            hand: 0,
-            found: 0,
-            refused: 0,
-            rng: Rng::new(seed),
-        }
+        Follow(follow::Follow::new(memory, seed))
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.sets.len() * WAYS * Self::BYTES
+        self.0.memory_bytes()
     }
 
-    /// Whether it belongs to those that are followed. (The fingerprint's bits are mixed anew: key memories take sets from them.)
+    /// Whether it belongs to those that are followed.
     #[inline]
     pub(super) fn follows(&self, fingerprint: u64) -> bool {
-        mixed(fingerprint) <= self.threshold
+        self.0.follows(fingerprint)
     }
 
-    fn place(&self, fingerprint: u64) -> (usize, u32) {
-        let set = (u128::from(fingerprint) * self.sets.len() as u128) >> 64;
-        (set as usize, (fingerprint as u32).max(1))
-    }
-
-    /// The object, as long as its reads count.
-    fn counting(&mut self, fingerprint: u64, now: Nanos) -> Option<&mut Followed> {
-        if !self.follows(fingerprint) {
-            return None;
-        }
-        let (set, tag) = self.place(fingerprint);
-        let now = tick(now);
-        let of = self.sets[set].iter_mut().find(|f| f.tag == tag)?;
-        (of.marks & FROZEN == 0 && !is_past(of.until, now)).then_some(of)
+    /// The object, as long as its reads count, and when its lifetime ends.
+    fn counting(&mut self, fingerprint: u64, now: Nanos) -> Option<(&mut Kept, u32)> {
+        self.0.of(fingerprint, tick(now)).filter(|(of, _)| of.marks & FROZEN == 0)
     }
 
     /// A read, in whichever tier; one that missed would have been answered by flash.
     pub(super) fn read(&mut self, fingerprint: u64, now: Nanos, lifetime: Nanos, missed: bool) {
         let half = tick(Nanos(lifetime.0 / 2));
-        let Some(of) = self.counting(fingerprint, now) else { return };
+        let Some((of, until)) = self.counting(fingerprint, now) else { return };
         of.reads = of.reads.saturating_add(1);
-        if is_past(of.until.wrapping_sub(half), tick(now)) {
+        if is_past(until.wrapping_sub(half), tick(now)) {
             of.late = of.late.saturating_add(1);
         }
         if missed {
@@ -124,7 +84,7 @@ impl Follow {
 
     /// A write. `update`: the key was in the cache. One behind a miss fetches the same object again.
     pub(super) fn write(&mut self, fingerprint: u64, now: Nanos, update: bool) {
-        let Some(of) = self.counting(fingerprint, now) else { return };
+        let Some((of, _)) = self.counting(fingerprint, now) else { return };
         if update || of.marks & MISSED == 0 {
             of.marks |= FROZEN;
         }
@@ -133,7 +93,7 @@ impl Follow {
 
     /// It was deleted, or has expired.
     pub(super) fn removed(&mut self, fingerprint: u64, now: Nanos) {
-        if let Some(of) = self.counting(fingerprint, now) {
+        if let Some((of, _)) = self.counting(fingerprint, now) {
             of.marks |= FROZEN;
         }
     }
@@ -146,86 +106,28 @@ impl Follow {
         lifetime: Nanos,
         (like, log2_size, admitted): (Like, f32, bool),
     ) {
-        if !self.follows(fingerprint) {
-            return;
-        }
-        let (set, tag) = self.place(fingerprint);
-        let (at, until) = (tick(now), tick(now).wrapping_add(tick(lifetime).max(2)));
-        let new = Followed {
-            tag,
-            until,
-            window: until,
-            like: like.number(),
-            size: (log2_size * 16.0) as u16,
+        let kept = Kept {
+            like: like.number().to_le_bytes(),
+            size: ((log2_size * 16.0) as u16).to_le_bytes(),
             reads: 0,
             late: 0,
-            offered: 1,
             marks: if admitted { ADMITTED } else { 0 },
         };
-        if let Some(known) = self.sets[set].iter().position(|f| f.tag == tag) {
-            let was = self.sets[set][known];
-            let offered = was.offered.saturating_add(1);
-            if is_past(was.window, at) {
-                return;
-            }
-            let takes = self.rng.below(u64::from(offered)) == 0;
-            let window = was.window;
-            let of = &mut self.sets[set][known];
-            of.offered = offered;
-            if takes {
-                *of = Followed { window, offered, ..new };
-            }
-            return;
-        }
-        match self.sets[set].iter_mut().find(|f| f.tag == 0) {
-            Some(place) => *place = new,
-            None => self.refused += 1,
-        }
+        self.0.judged(fingerprint, tick(now), tick(lifetime), kept);
     }
 
-    /// Takes out those of the next set whose lifetime is over. Called with each judgement: within as many of them as there are sets
-    /// everything comes to its end.
+    /// Takes out some whose lifetime is over. Called with each judgement.
     pub(super) fn next(&mut self, now: Nanos, mut became: impl FnMut(Became)) {
-        let now = tick(now);
-        for of in &mut self.sets[self.hand] {
-            if of.tag != 0 && is_past(of.until, now) {
-                became(Became {
-                    like: Like::of_number(of.like),
-                    log2_size: f32::from(of.size) / 16.0,
-                    admitted: of.marks & ADMITTED != 0,
-                    reads: of.reads.into(),
-                    late: of.late.into(),
-                });
-                *of = Followed::default();
-            }
-            self.found += usize::from(of.tag != 0);
-        }
-        self.hand += 1;
-        if self.hand == self.sets.len() {
-            self.hand = 0;
-            self.review();
-        }
+        self.0.next(tick(now), |of| {
+            became(Became {
+                like: Like::of_number(u16::from_le_bytes(of.like)),
+                log2_size: f32::from(u16::from_le_bytes(of.size)) / 16.0,
+                admitted: of.marks & ADMITTED != 0,
+                reads: of.reads.into(),
+                late: of.late.into(),
+            });
+        });
     }
-
-    /// After each round: more are followed, or fewer.
-    fn review(&mut self) {
-        let places = self.sets.len() * WAYS;
-        if self.refused > places / 16 {
-            self.threshold -= self.threshold / 4;
-        } else if self.found < places / 2 {
-            self.threshold = self.threshold.saturating_add(self.threshold / 16);
-        }
-        (self.found, self.refused) = (0, 0);
-    }
-}
-
-/// Whether a tick lies before now, or at it.
-fn is_past(at: u32, now: u32) -> bool {
-    now.wrapping_sub(at) < 1 << 31
-}
-
-fn mixed(fingerprint: u64) -> u64 {
-    fingerprint.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32)
 }
 
 #[cfg(test)]
@@ -247,7 +149,7 @@ mod tests {
 
     fn ended(follow: &mut Follow, now: Nanos) -> Vec<Became> {
         let mut all = Vec::new();
-        for _ in 0..follow.sets.len() {
+        for _ in 0..follow.0.sets() {
             follow.next(now, |became| all.push(became));
         }
         all
@@ -283,48 +185,5 @@ mod tests {
             follow.read(key, secs(5), HOUR, false);
         }
         assert!(ended(&mut follow, secs(3601)).iter().all(|became| became.reads == 2));
-    }
-
-    #[test]
-    fn each_judgement_is_kept_equally_often() {
-        const JUDGED: u32 = 6;
-        let mut counts = [0u32; JUDGED as usize];
-        let mut follow = Follow::new(1 << 12, 7);
-        for round in 0..12_000u64 {
-            let key = Rng::new(round).next_u64();
-            let begin = secs(round * 4000);
-            for n in 0..JUDGED {
-                follow.judged(
-                    key,
-                    begin + secs(u64::from(n)),
-                    HOUR,
-                    (like(n.min(2)), f32::from(n as u16), false),
-                );
-            }
-            for became in ended(&mut follow, begin + secs(3700)) {
-                counts[became.log2_size as usize] += 1;
-            }
-        }
-        let expected = 12_000.0 / f64::from(JUDGED);
-        let chi2: f64 = counts.iter().map(|c| (f64::from(*c) - expected).powi(2) / expected).sum();
-        assert!(chi2 < 15.1, "χ² {chi2} with 5 degrees of freedom (1 % point 15.09): {counts:?}");
-    }
-
-    #[test]
-    fn as_many_are_followed_as_there_is_room_for() {
-        let mut follow = Follow::new(64 << 10, 1);
-        let mut rng = Rng::new(3);
-        let places = follow.sets.len() * WAYS;
-        let mut refused = 0;
-        for i in 0..400_000u64 {
-            // A hundred times as many as there are places are judged in each lifetime.
-            let now = Nanos(i * (HOUR.0 / (100 * places as u64)));
-            follow.next(now, |_| {});
-            let before = follow.refused;
-            follow.judged(rng.next_u64(), now, HOUR, (like(0), 8.0, false));
-            refused += usize::from(i > 350_000 && follow.refused > before);
-        }
-        let used = follow.sets.iter().flatten().filter(|f| f.tag != 0).count();
-        assert!(used * 2 > places && refused < 25_000, "{used} of {places}, {refused} refused");
     }
 }

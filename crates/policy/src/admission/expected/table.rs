@@ -1,18 +1,12 @@
 //! How many reads are to be expected of an object: means of what became of its like.
 //!
-//! What is like is asked at four depths: all objects; those with as many reads, refetches and as good a former life; of those, the
-//! ones that were away as long; of those, the ones of the same size and idleness. The mean of each depth is drawn towards that of the
-//! one above it, as though ten objects of that mean had been seen beside its own (empirical Bayes, with a fixed weight): a place
-//! that few objects came to says what the next coarser one says.
+//! What is like is asked at four depths of [`Means`]: all objects; those with as many reads, refetches and as good a former life; of
+//! those, the ones that were away as long; of those, the ones of the same size and idleness.
 
 use larder_base::Nanos;
 
 use crate::learn::{Features, History};
-
-/// Objects that stand for the coarser mean beside the seen.
-const PRIOR: f32 = 10.0;
-/// From so many seen on both sums are halved: the table forgets.
-const HALVED_AT: f32 = 500.0;
+use crate::means::Means;
 
 const READS: usize = 6;
 const REFETCHES: usize = 4;
@@ -121,72 +115,32 @@ pub(super) fn like(
     Like(fine as u16)
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Cell {
-    reads: f32,
-    seen: f32,
-}
-
-impl Cell {
-    fn add(&mut self, reads: f32) {
-        if self.seen >= HALVED_AT {
-            (self.reads, self.seen) = (self.reads / 2.0, self.seen / 2.0);
-        }
-        self.reads += reads;
-        self.seen += 1.0;
-    }
-
-    /// Its mean, drawn to that of the coarser.
-    fn mean(&self, coarser: f32) -> f32 {
-        (self.reads + PRIOR * coarser) / (self.seen + PRIOR)
-    }
-}
+type Depths = Means<3, 1>;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Table {
-    all: Cell,
-    coarse: Box<[Cell]>,
-    middle: Box<[Cell]>,
-    /// Empty where memory is short.
-    fine: Box<[Cell]>,
-}
+pub(super) struct Table(Depths);
 
 impl Table {
     /// A table in at most about `memory` bytes: the finest depth is left out where it would take more.
     pub(super) fn new(memory: usize) -> Table {
-        let cells = |count: usize| vec![Cell::default(); count].into_boxed_slice();
-        let fine = if FINE * size_of::<Cell>() <= memory { FINE } else { 0 };
-        Table {
-            all: Cell::default(),
-            coarse: cells(COARSE),
-            middle: cells(MIDDLE),
-            fine: cells(fine),
-        }
+        let fine = if FINE * Depths::CELL <= memory { FINE } else { 0 };
+        Table(Means::new([COARSE, MIDDLE, fine]))
     }
 
-    /// Bytes of one of `memory`.
     pub(super) fn memory_bytes(&self) -> usize {
-        (self.coarse.len() + self.middle.len() + self.fine.len() + 1) * size_of::<Cell>()
+        self.0.memory_bytes()
     }
 
     /// An object of this kind was read so often within one lifetime of flash.
     pub(super) fn learn(&mut self, like: Like, reads: u32) {
-        let reads = reads as f32;
-        self.all.add(reads);
-        self.coarse[like.coarse()].add(reads);
-        self.middle[like.middle()].add(reads);
-        if let Some(cell) = self.fine.get_mut(like.fine()) {
-            cell.add(reads);
-        }
+        self.0.learn([like.coarse(), like.middle(), like.fine()], [reads as f32]);
     }
 
     /// How many reads one of this kind is to be expected to get.
     pub(super) fn expected(&self, like: Like) -> f32 {
-        let all = self.all.mean(0.0);
-        let coarse = self.coarse[like.coarse()].mean(all);
-        let middle = self.middle[like.middle()].mean(coarse);
-        self.fine.get(like.fine()).map_or(middle, |cell| cell.mean(middle))
+        let [reads] = self.0.expected([like.coarse(), like.middle(), like.fine()], [0.0]);
+        reads
     }
 }
 
@@ -230,18 +184,6 @@ mod tests {
         assert!((table.expected(of(1, 0, false)) - expected).abs() < 1e-4);
         // Of others only what all have in common is known.
         assert!((table.expected(of(5, 2, true)) - 2.0).abs() < 1e-4);
-    }
-
-    #[test]
-    fn what_was_long_ago_is_forgotten() {
-        let mut table = Table::new(1 << 20);
-        for _ in 0..10_000 {
-            table.learn(of(1, 0, false), 4);
-        }
-        for _ in 0..1500 {
-            table.learn(of(1, 0, false), 0);
-        }
-        assert!(table.expected(of(1, 0, false)) < 0.3);
     }
 
     #[test]

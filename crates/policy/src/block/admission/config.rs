@@ -7,8 +7,8 @@ use larder_base::ByteSize;
 use serde::{Deserialize, Serialize};
 
 /// Names that users write, alone or joined by `+`.
-pub const BLOCK_POLICY_NAMES: [&str; 7] =
-    ["all", "seqr", "sseqr", "touch_count", "seqr+tc", "sseqr+tc", "two_lbs"];
+pub const BLOCK_POLICY_NAMES: [&str; 8] =
+    ["all", "seqr", "sseqr", "touch_count", "seqr+tc", "sseqr+tc", "two_lbs", "expected_reads"];
 
 /// What is admitted where nobody says anything else: a stream's lines may have free slots, and displace nothing.
 pub const BLOCK_ADMISSION_DEFAULT: &str = "seqr(free=on)";
@@ -223,6 +223,23 @@ impl Default for TwoLevelConfig {
     }
 }
 
+/// Parameters of `expected_reads`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpectedReadsConfig {
+    /// Reads that a line must be expected to get for each time that it is written to flash.
+    pub least: f64,
+    /// How many times the reads of a line that leaves are asked of the one that displaces it.
+    pub price: f64,
+    /// Lines that are remembered for each that the cache has.
+    pub memory: u32,
+}
+
+impl Default for ExpectedReadsConfig {
+    fn default() -> ExpectedReadsConfig {
+        ExpectedReadsConfig { least: 0.1, price: 1.0, memory: 2 }
+    }
+}
+
 /// One policy of a chain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StageConfig {
@@ -232,6 +249,8 @@ pub enum StageConfig {
     TouchCount(TouchCountConfig),
     /// `two_lbs`.
     TwoLevel(TwoLevelConfig),
+    /// `expected_reads`.
+    ExpectedReads(ExpectedReadsConfig),
 }
 
 /// Block admission as users write it: `all`, a policy, or several joined by `+`, each with parameters in parentheses.
@@ -261,6 +280,7 @@ impl StageConfig {
             StageConfig::Sequential(_) => "sseqr",
             StageConfig::TouchCount(_) => "touch_count",
             StageConfig::TwoLevel(_) => "two_lbs",
+            StageConfig::ExpectedReads(_) => "expected_reads",
         }
     }
 
@@ -270,6 +290,7 @@ impl StageConfig {
             StageConfig::Sequential(_) => "window, gap, run, length, free",
             StageConfig::TouchCount(_) => "segment, bits, threshold, bitmaps, rotation, counters",
             StageConfig::TwoLevel(_) => "bits, counters, ageing, writes",
+            StageConfig::ExpectedReads(_) => "least, price, memory",
         }
     }
 
@@ -279,6 +300,7 @@ impl StageConfig {
             "sseqr" => Ok(StageConfig::Sequential(SequentialConfig::SELECTIVE)),
             "touch_count" | "tc" => Ok(StageConfig::TouchCount(TouchCountConfig::default())),
             "two_lbs" => Ok(StageConfig::TwoLevel(TwoLevelConfig::default())),
+            "expected_reads" => Ok(StageConfig::ExpectedReads(ExpectedReadsConfig::default())),
             other => Err(BlockAdmissionError::UnknownPolicy(other.to_owned())),
         }
     }
@@ -298,6 +320,10 @@ impl StageConfig {
                 .ok()
                 .filter(|n| (low..=high).contains(n))
                 .ok_or_else(|| bad(name, must))
+        };
+        let real = |name, high: f64, must| {
+            let value = value.parse::<f64>().ok().filter(|n| (0.0..=high).contains(n));
+            value.ok_or_else(|| bad(name, must))
         };
         let size = |name, low: u64, high: u64, must| {
             let size = value.parse::<ByteSize>().ok();
@@ -377,6 +403,16 @@ impl StageConfig {
                 let choice = TwoLevelWrites::ALL.into_iter().find(|w| w.as_str() == value);
                 c.writes = choice.ok_or_else(|| bad("writes", "compare, admit or reject"))?;
             }
+            (StageConfig::ExpectedReads(c), "least") => {
+                c.least = real("least", 1000.0, "a number of reads for each write, 0 to 1000")?;
+            }
+            (StageConfig::ExpectedReads(c), "price") => {
+                c.price = real("price", 100.0, "a number of times, 0 to 100")?;
+            }
+            (StageConfig::ExpectedReads(c), "memory") => {
+                let must = "a number of lines for each of the cache's, 1 to 16";
+                c.memory = number("memory", 1, 16, must)? as u32;
+            }
             (_, other) => {
                 let name = other.to_owned();
                 return Err(BlockAdmissionError::UnknownParameter { policy, name, known });
@@ -434,6 +470,12 @@ impl StageConfig {
                 put(c.counters != d.counters, "counters", &short(c.counters));
                 put(c.ageing != d.ageing, "ageing", &c.ageing);
                 put(c.writes != d.writes, "writes", &c.writes.as_str());
+            }
+            StageConfig::ExpectedReads(c) => {
+                let d = ExpectedReadsConfig::default();
+                put(c.least.to_bits() != d.least.to_bits(), "least", &c.least);
+                put(c.price.to_bits() != d.price.to_bits(), "price", &c.price);
+                put(c.memory != d.memory, "memory", &c.memory);
             }
         }
         out
@@ -579,7 +621,14 @@ mod tests {
                 })
             },
         );
-        prop_oneof![sequential, touch, two]
+        let expected = (0u32..10_000, 0u32..1000, 1u32..=16).prop_map(|(least, price, memory)| {
+            StageConfig::ExpectedReads(ExpectedReadsConfig {
+                least: f64::from(least) / 100.0,
+                price: f64::from(price) / 10.0,
+                memory,
+            })
+        });
+        prop_oneof![sequential, touch, two, expected]
     }
 
     proptest! {
@@ -633,6 +682,10 @@ mod tests {
             ("tc(counters=1000)", &["'1000'", "power of two"]),
             ("two_lbs(bits=2)", &["'2'", "4 or 8"]),
             ("two_lbs(writes=maybe)", &["'maybe'", "compare"]),
+            ("expected_reads(least=-1)", &["expected_reads's least", "'-1'", "0 to 1000"]),
+            ("expected_reads(price=nan)", &["price", "'nan'", "0 to 100"]),
+            ("expected_reads(memory=0)", &["memory", "'0'", "1 to 16"]),
+            ("expected_reads(window=3)", &["no parameter 'window'", "least, price, memory"]),
             ("seqr(window", &["parenthesis"]),
             ("seqr(window)", &["no '='"]),
             ("all+tc", &["stands alone"]),

@@ -6,12 +6,15 @@
 
 mod config;
 mod counts;
+mod expected;
+mod lines;
 mod streams;
 mod touch;
 
 pub use config::{
     BLOCK_ADMISSION_DEFAULT, BLOCK_POLICY_NAMES, BlockAdmissionConfig, BlockAdmissionError,
-    Rotation, SequentialConfig, StageConfig, TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
+    ExpectedReadsConfig, Rotation, SequentialConfig, StageConfig, TouchCountConfig, TwoLevelConfig,
+    TwoLevelWrites,
 };
 
 use std::fmt::Write as _;
@@ -19,6 +22,7 @@ use std::fmt::Write as _;
 use larder_base::ByteSize;
 
 use self::counts::Counts;
+use self::expected::ExpectedReads;
 use self::streams::Streams;
 use self::touch::{TouchCount, TouchShape};
 use super::access::{
@@ -61,6 +65,7 @@ enum Stage {
     Sequential(Streams, Rest),
     TouchCount(TouchCount, u32),
     TwoLevel(Counts, TwoLevelWrites),
+    Expected(Box<ExpectedReads>),
 }
 
 /// What becomes of a stream beyond its admitted length.
@@ -138,6 +143,7 @@ impl BlockAdmission {
                         line += 1;
                     }
                 }
+                Stage::Expected(reads) => observed.hints = reads.observe(access, left, right),
             }
         }
         observed
@@ -146,8 +152,24 @@ impl BlockAdmission {
     /// Whether a line goes to flash. Counted in [`verdicts`](Self::verdicts).
     pub fn admit(&mut self, candidate: &BlockCandidate) -> Verdict {
         let verdict = self.judge(candidate);
-        self.verdicts.count(verdict);
+        self.note(candidate, verdict);
         verdict
+    }
+
+    /// A line that [`judge`](Self::judge) would let have a free slot has found none.
+    pub fn without_slot(&mut self, candidate: &BlockCandidate) {
+        let sequential = candidate.observed.refuses(candidate.line.offset, 1 << self.line_shift);
+        let reason = if sequential { Reason::Sequential } else { Reason::FewReads };
+        self.note(candidate, Verdict::Reject(reason));
+    }
+
+    fn note(&mut self, candidate: &BlockCandidate, verdict: Verdict) {
+        self.verdicts.count(verdict);
+        for stage in &mut self.stages {
+            if let Stage::Expected(reads) = stage {
+                reads.judged(candidate, verdict);
+            }
+        }
     }
 
     /// What [`admit`](Self::admit) would say, without counting it.
@@ -214,6 +236,7 @@ impl BlockAdmission {
                     return Verdict::Reject(Reason::NotHotter);
                 }
             }
+            Stage::Expected(reads) => return reads.judge(candidate),
         }
         Verdict::Admit
     }
@@ -244,6 +267,7 @@ impl BlockAdmission {
             Stage::Sequential(streams, _) => streams.memory_bytes(),
             Stage::TouchCount(touch, _) => touch.memory_bytes(),
             Stage::TwoLevel(counts, _) => counts.memory_bytes(),
+            Stage::Expected(reads) => reads.memory_bytes(),
         };
         self.stages.iter().map(stage).sum()
     }
@@ -279,6 +303,20 @@ impl BlockAdmission {
                         counts.of(victim.line)
                     ),
                 },
+                Stage::Expected(reads) => {
+                    let e = reads.expected(candidate);
+                    let known = if e.known {
+                        ""
+                    } else {
+                        " as is supposed until some were followed to their end"
+                    };
+                    let needed = (e.needed * (1.0 + e.writes)).max(e.displaced);
+                    write!(
+                        out,
+                        "; its like was read {:.2} times and written {:.2} times in a lifetime of the cache{known}; {needed:.2} reads are needed",
+                        e.reads, e.writes
+                    )
+                }
             };
         }
         out
@@ -292,13 +330,16 @@ impl Stage {
         line_shift: u32,
     ) -> Result<Stage, BlockAdmissionError> {
         let lines = setup.lines.max(1);
-        let fits = |policy, counters: u64, bytes: u128| {
+        let fits_with = |policy, what: &dyn Fn() -> String, bytes: u128| {
             if bytes <= u128::from(MOST_MEMORY) {
                 return Ok(());
             }
             let need = ByteSize(u64::try_from(bytes).unwrap_or(u64::MAX));
-            let what = format!("{counters} counters");
+            let what = what();
             Err(BlockAdmissionError::Memory { policy, need, what, most: ByteSize(MOST_MEMORY) })
+        };
+        let fits = |policy, counters: u64, bytes| {
+            fits_with(policy, &|| format!("{counters} counters"), bytes)
         };
         match config {
             StageConfig::Sequential(c) => {
@@ -337,6 +378,15 @@ impl Stage {
                 let sample = lines.saturating_mul(u64::from(c.ageing));
                 let counts = Counts::new(counters, c.bits, sample, line_shift, setup.seed);
                 Ok(Stage::TwoLevel(counts, c.writes))
+            }
+            StageConfig::ExpectedReads(c) => {
+                let bytes = ExpectedReads::bytes_for(c, lines);
+                fits_with(
+                    "expected_reads",
+                    &|| format!("memory={} for each of {lines} lines", c.memory),
+                    bytes,
+                )?;
+                Ok(Stage::Expected(Box::new(ExpectedReads::new(c, setup))))
             }
         }
     }

@@ -414,7 +414,8 @@ fn leaving_bytes_out_changes_no_decision() {
     let mut refused = 0;
     for (n, placement) in (0u64..).zip(PLACEMENTS) {
         for (m, write) in (0u64..).zip(["hdd-ssd", "hdd-upd", "hdd-inv"]) {
-            let admission = ["all", "seqr(free=on)", "two_lbs", "sseqr+tc"][(n + m) as usize % 4];
+            let admission = ["all", "seqr(free=on)", "two_lbs", "sseqr+tc", "expected_reads"]
+                [(n + m) as usize % 5];
             let more = format!(
                 "admission = '{admission}'\nshards = 2\nreadahead = '256k'\n{budget}\n\
                  shares = {{ '1' = '10%..', '2' = '..20%' }}"

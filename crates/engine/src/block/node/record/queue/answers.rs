@@ -8,8 +8,8 @@ use larder_base::Nanos;
 use larder_format::recording::Cursor;
 use larder_format::recording::bytes::unzigzag;
 use larder_policy::block::{
-    BlockAccess, BlockCandidate, BlockKind, Observed, Reason, Rule, Verdict as PolicyVerdict,
-    VolumeId,
+    BlockAccess, BlockCandidate, BlockKind, Hints, Observed, Reason, Rule,
+    Verdict as PolicyVerdict, VolumeId,
 };
 
 use super::codes::{FURTHEST, kind_of, rule_of, state_of, take_message, verdict_of};
@@ -358,7 +358,8 @@ impl Discards for Recorded<'_, '_> {
 
 impl Admits for Recorded<'_, '_> {
     fn observe(&mut self, _: &BlockAccess) -> Observed {
-        Observed::of((self.number(), self.number()))
+        // What else there is to say of an access is for admission alone.
+        Observed::of((self.number(), self.number()), Hints::default())
     }
 
     fn wants_victim(&self) -> bool {
