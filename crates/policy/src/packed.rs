@@ -8,6 +8,14 @@ pub(crate) const WAYS: usize = 21;
 pub(crate) const SET_WORDS: usize = 8;
 const ENTRY_BYTES: usize = 3;
 
+/// Where a key's entry is among `sets` sets: at which word its set begins, and the tag by which it is known there.
+#[inline]
+pub(crate) fn place(fingerprint: u64, sets: u64) -> (usize, u32) {
+    let set = (u128::from(fingerprint) * u128::from(sets)) >> 64;
+    // The set comes from the upper bits, the tag from the lower; a tag of zero would look like an empty place.
+    (set as usize * SET_WORDS, (fingerprint as u32 & 0x3ff).max(1))
+}
+
 /// A set, read whole.
 pub(crate) struct Set([u8; SET_WORDS * 8]);
 
@@ -48,5 +56,14 @@ impl Set {
     pub(crate) fn put(&mut self, way: usize, bits: u32) {
         let at = way * ENTRY_BYTES;
         self.0[at..at + ENTRY_BYTES].copy_from_slice(&bits.to_le_bytes()[..ENTRY_BYTES]);
+    }
+
+    /// Which of the entries has this tag in its upper ten bits, of those that are `kept`.
+    #[inline]
+    pub(crate) fn find(&self, tag: u32, kept: impl Fn(u32) -> bool) -> Option<usize> {
+        (0..WAYS).find(|&way| {
+            let bits = self.entry(way);
+            bits >> 14 == tag && kept(bits)
+        })
     }
 }

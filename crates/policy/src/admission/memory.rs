@@ -3,7 +3,7 @@
 use larder_base::{LazyWords, Nanos};
 
 use crate::learn::History;
-use crate::packed::{SET_WORDS, Set, WAYS};
+use crate::packed::{self, SET_WORDS, Set, WAYS};
 
 /// Percent of the words in use from which on a memory that grows is an array.
 const WHOLE_FROM: usize = 60;
@@ -105,9 +105,7 @@ impl KeyMemory {
     }
 
     fn place(&self, fingerprint: u64) -> (usize, u32) {
-        let set = (u128::from(fingerprint) * u128::from(self.sets)) >> 64;
-        // The set comes from the upper bits, the tag from the lower; a tag of zero would look like an empty place.
-        (set as usize * SET_WORDS, (fingerprint as u32 & 0x3ff).max(1))
+        packed::place(fingerprint, self.sets)
     }
 
     /// Epochs since an entry was written last.
@@ -120,10 +118,7 @@ impl KeyMemory {
     #[inline]
     fn find(&self, start: usize, tag: u32) -> (Set, Option<usize>) {
         let set = Set::load(&self.entries, start);
-        let known = (0..WAYS).find(|&way| {
-            let bits = set.entry(way);
-            bits >> 14 == tag && self.age(bits) < KEPT
-        });
+        let known = set.find(tag, |bits| self.age(bits) < KEPT);
         (set, known)
     }
 

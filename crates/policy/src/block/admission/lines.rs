@@ -8,7 +8,7 @@ use larder_base::LazyWords;
 
 use crate::block::access::mix;
 use crate::block::{BlockOp, VolumeId};
-use crate::packed::{SET_WORDS, Set, WAYS};
+use crate::packed::{self, SET_WORDS, Set, WAYS};
 
 /// An epoch passes when keys were touched that amount to such a part of the places. A key amounts to the epochs for which it was idle, over
 /// [`WHOLE`], and to 1 at most: so that `WHOLE` epochs have as many different keys as half of the places, however often each is touched.
@@ -146,9 +146,7 @@ impl Lines {
     }
 
     fn place(&self, fingerprint: u64) -> (usize, u32) {
-        let set = (u128::from(fingerprint) * u128::from(self.sets)) >> 64;
-        // The set comes from the upper bits, the tag from the lower; a tag of zero would look like an empty place.
-        (set as usize * SET_WORDS, (fingerprint as u32 & 0x3ff).max(1))
+        packed::place(fingerprint, self.sets)
     }
 
     /// Epochs since an entry was touched last.
@@ -160,10 +158,7 @@ impl Lines {
     #[inline]
     fn find(&self, start: usize, tag: u32) -> (Set, Option<usize>) {
         let set = Set::load(&self.entries, start);
-        let known = (0..WAYS).find(|&way| {
-            let bits = set.entry(way);
-            bits >> 14 == tag && self.idle_of(bits) < KEPT
-        });
+        let known = set.find(tag, |bits| self.idle_of(bits) < KEPT);
         (set, known)
     }
 
