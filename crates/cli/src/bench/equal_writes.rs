@@ -32,7 +32,7 @@ larder kv -m) in percent of flash. Each cell runs at every budget of the list.
 
 Examples:
   larder bench equal-writes --list
-  larder bench equal-writes --traces ../shared/traces --cells scarab:10:12.5,zipf09
+  larder bench equal-writes --traces DIR --cells scarab:10:12.5,zipf09
   larder bench equal-writes --traces DIR --role claimed --json >claimed.json")]
 pub(super) struct EqualWritesArgs {
     /// The list of cells, TOML; experiments/equal-writes.toml when not given.

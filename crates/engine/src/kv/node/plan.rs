@@ -98,6 +98,11 @@ pub enum PlanError {
     },
 }
 
+/// One over the part of the memory that an index may take which has room for more objects than flash holds of the mean size, and how many
+/// times as many that are at most.
+const CHEAP_PART: u64 = 32;
+const MOST_CHEAP: u64 = 8;
+
 /// What admission gets of the memory, which objects then do not have. No policy gets more than a quarter of what the flash index
 /// leaves, nor less than 64 KiB a shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -224,14 +229,17 @@ struct Flashed {
 }
 
 impl Flashed {
-    /// Buckets of each of `n` shards' indexes. Room beyond that for objects of the mean size takes no more than a quarter of the memory.
+    /// Buckets of each of `n` shards' indexes. Room beyond that for objects of the mean size takes no more than a quarter of the memory. Where
+    /// it costs next to nothing there is room for many more: what is read is smaller than the mean of all objects where sizes differ much.
     fn buckets(&self, memory: u64, n: u64, kept: Option<u32>) -> u32 {
         match kept {
             _ if self.capacity == 0 => 1,
             Some(buckets) => buckets,
             None => {
-                let most = (memory / 4 / INDEX_BYTES_PER_OBJECT).max(self.expected);
-                FlashIndex::buckets_for((self.indexed.min(most) / n).max(64))
+                let in_part = |part: u64| memory / part / INDEX_BYTES_PER_OBJECT;
+                let wanted = self.indexed.min(in_part(4)).max(self.expected);
+                let cheap = self.expected.saturating_mul(MOST_CHEAP).min(in_part(CHEAP_PART));
+                FlashIndex::buckets_for((wanted.max(cheap) / n).max(64))
             }
         }
     }
