@@ -126,9 +126,9 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
         std::thread::scope(|scope| {
             for _ in 0..threads.min(jobs.len()) {
                 scope.spawn(|| {
-                    while let at = next.fetch_add(1, Ordering::Relaxed)
-                        && let Some((cache, policy, setting)) = jobs.get(at)
-                    {
+                    loop {
+                        let at = next.fetch_add(1, Ordering::Relaxed);
+                        let Some((cache, policy, setting)) = jobs.get(at) else { return };
                         let point =
                             block_point(workload, &requests, touched, *cache, (policy, setting));
                         bar.inc(1);

@@ -28,7 +28,7 @@ pub struct BlockWorkload {
     pub name: &'static str,
     /// One line on it.
     pub about: &'static str,
-    /// Settings and defaults of `expected_reads` were chosen on it; what is claimed is claimed on the others.
+    /// Features, settings and defaults of `expected_reads` were chosen on it; what is claimed is claimed on the others.
     pub chosen_on: bool,
     source: Source,
 }
@@ -71,6 +71,12 @@ pub const BLOCK_WORKLOADS: [BlockWorkload; 15] = [
         Source::File("tencent/tencent.cut.per_50k.rw_65_35.211.trace.zst"),
     ),
     workload(
+        "tencent-222",
+        "a cut of 50,000 requests of cloud volumes, the highest throughput",
+        true,
+        Source::File("tencent/tencent.cut.per_50k.most_size_thpt.222.trace.zst"),
+    ),
+    workload(
         "hplajw",
         "a workstation of 1992 for a week, 71 % writes",
         true,
@@ -89,12 +95,6 @@ pub const BLOCK_WORKLOADS: [BlockWorkload; 15] = [
         "15,245 requests of an enterprise's volumes, 10 % writes",
         false,
         Source::File("msr/traceB.trace.zst"),
-    ),
-    workload(
-        "tencent-222",
-        "a cut of 50,000 requests of cloud volumes, the highest throughput",
-        false,
-        Source::File("tencent/tencent.cut.per_50k.most_size_thpt.222.trace.zst"),
     ),
     workload(
         "tencent-490",
