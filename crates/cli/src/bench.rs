@@ -41,7 +41,8 @@ enum Command {
     /// heuristic, over a list of cells.
     EqualWrites(equal_writes::EqualWritesArgs),
     /// Lines read that hit under the admission policies of the block cache, at equal bytes written to flash.
-    BlockAdmission(block::BlockArgs),
+    #[command(name = "block-admission")]
+    Lines(block::BlockArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
@@ -50,7 +51,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Packing(args) => bench_packing(&args),
         Command::Admission(args) => bench_admission(&args),
         Command::EqualWrites(args) => equal_writes::run(&args),
-        Command::BlockAdmission(args) => block::run(&args),
+        Command::Lines(args) => block::run(&args),
     }
 }
 

@@ -6,6 +6,9 @@
 use std::fmt;
 
 use larder_base::ByteSize;
+use larder_format::page::SMALL_MAX;
+
+use crate::index::FlashIndex;
 
 /// So many insertions are looked at together until the index is found too small: more than this part of them force others out. One that is
 /// sized rightly has fewer than one in ten thousand.
@@ -72,6 +75,12 @@ impl IndexRoom {
     }
 }
 
+/// The mean size of objects of which `capacity` bytes hold as many as `slots` slots are for: those of more than [`SMALL_MAX`] bytes take several.
+fn size_for(capacity: u64, slots: f64) -> u64 {
+    let each = capacity as f64 / slots.max(1.0);
+    if each <= SMALL_MAX as f64 { each as u64 } else { (each * FlashIndex::SLOTS_PER_WIDE) as u64 }
+}
+
 /// The flash index is too small for the objects that come to flash.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IndexFull {
@@ -84,10 +93,10 @@ pub struct IndexFull {
 }
 
 impl IndexFull {
-    /// Of a flash of `capacity` bytes whose index has room for `objects` of them, and whose shards lose these shares.
+    /// Of a flash of `capacity` bytes whose index has `slots` slots to be filled, and whose shards lose these shares.
     pub(super) fn of(
         capacity: u64,
-        objects: u64,
+        slots: u64,
         shares: impl ExactSizeIterator<Item = f64>,
     ) -> Option<IndexFull> {
         let lost = shares.len().max(1) as f64;
@@ -99,9 +108,9 @@ impl IndexFull {
         // Whichever is forced out is as old as it may be: of those that come the share `exp(-h)` stays until its segment is written anew,
         // and on average `(1 - exp(-h)) / h` of what would be there is.
         let hazard = -(1.0 - lost).max(0.001).ln();
-        let wanted = objects.max(1) as f64 * hazard / lost;
-        let sized_for = capacity / objects.max(1);
-        Some(IndexFull { lost, sized_for, fits: (capacity as f64 / wanted) as u64 })
+        let wanted = slots as f64 * hazard / lost;
+        let (sized_for, fits) = (size_for(capacity, slots as f64), size_for(capacity, wanted));
+        Some(IndexFull { lost, sized_for, fits })
     }
 }
 
@@ -153,6 +162,11 @@ mod tests {
         let full = IndexFull::of(100_000_000, 100_000, [0.4, 0.6].into_iter()).unwrap();
         assert_eq!(full, IndexFull { lost: 0.5, sized_for: 1000, fits: 721 });
         assert!(full.to_string().contains("50 %") && full.to_string().contains("721 B"), "{full}");
+        // Of objects that take 2.7 slots each, and of some that would take one.
+        let blocks = IndexFull::of(100_000_000, 65_000, [0.5].into_iter()).unwrap();
+        assert_eq!((blocks.sized_for, blocks.fits), (4153, 2996));
+        let fewer = IndexFull::of(100_000_000, 90_000, [0.5].into_iter()).unwrap();
+        assert_eq!((fewer.sized_for, fewer.fits), (3000, 801));
         // One of very many shards.
         let one = (0..64).map(|i| if i == 0 { 0.02 } else { 0.0 });
         assert_eq!(IndexFull::of(100_000_000, 100_000, one), None);

@@ -659,6 +659,20 @@ mod tests {
         assert!(s.forced_evictions * 50 < s.flash_written_objects, "{s:?}");
     }
 
+    /// An object that is not packed in a page takes several slots of the index, and one for whose size it was told has as many.
+    #[test]
+    fn the_index_has_room_for_blocks() {
+        let mut requests = zipf(60_000);
+        requests.iter_mut().for_each(|r| r.size = 4096);
+        let config = sized("all", |study| {
+            (study.object, study.flash, study.dram) = (4160, 16 << 20, 1 << 20);
+        });
+        let cache = run(&config, &requests);
+        let s = cache.node.totals(cache.now.mono).shards;
+        assert!(s.flash_written_objects > 8_000, "{s:?}");
+        assert!(s.forced_evictions * 1000 < s.flash_written_objects, "{s:?}");
+    }
+
     #[test]
     fn counters_add_up_and_runs_repeat() {
         let requests = zipf(60_000);

@@ -39,7 +39,7 @@ pub fn memory(total: u64) -> u64 {
 
 /// A quarter of the `free` bytes of a file system, at most 64 GiB, whole mebibytes. The index may take a quarter of `memory`.
 pub fn flash(free: u64, memory: u64, object_size: u64, need: AdmissionNeed<'_>) -> u64 {
-    let indexable = memory / 4 / need.index_bytes() * object_size;
+    let indexable = memory / 4 / need.index_bytes(object_size) * object_size;
     (free / 4).min(64 << 30).min(indexable) >> 20 << 20
 }
 

@@ -2,6 +2,7 @@
 
 use larder_base::{AppId, ByteSize};
 use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
+use larder_format::page::SMALL_MAX;
 use larder_format::{Geometry, GeometryError};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
 
@@ -38,8 +39,7 @@ const MIN_ARENA: u64 = 256 << 10;
 pub enum PlanError {
     /// The flash index and buffers leave too little of the memory.
     #[error(
-        "{memory} of DRAM cannot serve {flash} of flash: the flash index takes {index} ({flash} / {object} per object x 4 \
-         bytes), segment buffers and admission {fixed}; at least {arena} must remain for objects. {least} would do"
+        "{memory} of DRAM cannot serve {flash} of flash: the flash index takes {index} (objects of {object}), segment buffers and admission {fixed}; at least {arena} must remain for objects. {least} would do"
     )]
     TooLittleMemory {
         /// The memory.
@@ -139,21 +139,21 @@ impl AdmissionNeed<'_> {
         }
     }
 
-    /// Objects that the index should have room for, on a flash of `objects` of the mean size. Who weighs reads against sizes takes small ones,
+    /// Slots that the index should have, on a flash of so many objects of the mean size that they take `slots` slots. Who weighs reads against sizes takes small ones,
     /// of which there are more, and an index without room for them forces others out while they are still read (docs/admission.md,
     /// "Room in the index").
-    fn indexed(self, objects: u64) -> u64 {
+    fn indexed(self, slots: u64) -> u64 {
         match self {
             AdmissionNeed::Objects(config) if config.policy == PolicyName::ExpectedReads => {
-                objects.saturating_mul(5) / 3
+                slots.saturating_mul(5) / 3
             }
-            _ => objects,
+            _ => slots,
         }
     }
 
-    /// Bytes of index that it wants for each object of the mean size that flash holds.
-    pub fn index_bytes(self) -> u64 {
-        self.indexed(INDEX_BYTES_PER_OBJECT)
+    /// Bytes of index that it wants for each object of the mean size, `object` bytes, that flash holds.
+    pub fn index_bytes(self, object: u64) -> u64 {
+        self.indexed(slots_of(INDEX_BYTES_PER_OBJECT, object))
     }
 
     /// Bytes that a window takes which is stated.
@@ -224,8 +224,18 @@ struct Flashed {
     segments: u16,
     segment: u64,
     expected: u64,
-    /// Objects that its index should have room for.
+    /// Slots of its index that those take, and that it should have.
+    slots: u64,
     indexed: u64,
+}
+
+/// Slots of the index for so many objects of `object` bytes: more than one where they are not packed in pages.
+fn slots_of(objects: u64, object: u64) -> u64 {
+    if object <= SMALL_MAX as u64 {
+        return objects;
+    }
+    // A conversion from a float saturates.
+    (objects as f64 * FlashIndex::SLOTS_PER_WIDE) as u64
 }
 
 impl Flashed {
@@ -237,8 +247,8 @@ impl Flashed {
             Some(buckets) => buckets,
             None => {
                 let in_part = |part: u64| memory / part / INDEX_BYTES_PER_OBJECT;
-                let wanted = self.indexed.min(in_part(4)).max(self.expected);
-                let cheap = self.expected.saturating_mul(MOST_CHEAP).min(in_part(CHEAP_PART));
+                let wanted = self.indexed.min(in_part(4)).max(self.slots);
+                let cheap = self.slots.saturating_mul(MOST_CHEAP).min(in_part(CHEAP_PART));
                 FlashIndex::buckets_for((wanted.max(cheap) / n).max(64))
             }
         }
@@ -437,8 +447,9 @@ impl Plan {
                 most: ByteSize(kept.map_or(Plan::MOST_SHARDS, |(n, _)| n) as u64 * MAX_ARENA),
             });
         }
-        let indexed = admission.indexed(expected);
-        let of = Flashed { capacity, segments, segment, expected, indexed };
+        let slots = slots_of(expected, object);
+        let indexed = admission.indexed(slots);
+        let of = Flashed { capacity, segments, segment, expected, slots, indexed };
         loop {
             let n = shards as u64;
             let buckets = of.buckets(memory, n, kept.map(|(_, buckets)| buckets));
@@ -497,12 +508,14 @@ impl Plan {
     ) -> Plan {
         let n = shards as u64;
         let expected = flash.capacity() / object.max(64);
+        let slots = slots_of(expected, object);
         let of = Flashed {
             capacity: flash.capacity(),
             segments: flash.segments,
             segment: u64::from(flash.segment_bytes),
             expected,
-            indexed: need.indexed(expected),
+            slots,
+            indexed: need.indexed(slots),
         };
         let divided = |memory: u64| {
             let beside = Beside::of(memory, n, &of, of.buckets(memory, n, None));
