@@ -11,6 +11,7 @@ mod spec;
 use std::path::Path;
 
 use larder_base::ByteSize;
+use larder_engine::kv::node::defaults;
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_policy::budget::{WriteBudgetConfig, YEAR_SECONDS};
 use larder_trace::{Request, TraceError};
@@ -19,7 +20,7 @@ use serde::Serialize;
 use super::oracle::{self, Known, Search, TooLong};
 use super::rivals;
 use crate::kv::workload::footprint;
-use crate::kv::{CacheConfig, CacheError, Counters, HybridCache, MAX_VALUE, Server, Sizes};
+use crate::kv::{CacheConfig, CacheError, Counters, HybridCache, Server, Sizes};
 
 pub use spec::{Cell, Role, SpecError, Table, TraceSpec};
 
@@ -122,7 +123,7 @@ pub struct Outcome {
     pub memory: u64,
     /// Flash, bytes.
     pub flash: u64,
-    /// Mean bytes of an object, as the server is told.
+    /// Mean bytes of an object for which the server sizes its index: what it takes where it is told nothing.
     pub object: u32,
     /// Why a server does not start with so little memory or flash.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -284,7 +285,6 @@ impl Table {
         let requests = spec.map_or(Ok(Vec::new()), |t| t.requests(traces, seed))?;
         let (bytes, objects) = footprint(&requests);
         let flash = (bytes as f64 * cell.flash) as u64;
-        let object = (bytes / objects.max(1) + 40).min(MAX_VALUE) as u32;
         let mut outcome = Outcome {
             cell: cell.clone(),
             role: spec.map_or(Role::Tuned, |t| t.role),
@@ -294,14 +294,18 @@ impl Table {
             footprint: bytes,
             memory: (flash as f64 * cell.memory) as u64,
             flash,
-            object,
+            object: defaults::OBJECT_SIZE,
             does_not_start: None,
             least_memory: None,
             all: None,
             budgets: Vec::new(),
         };
-        let max_item = larder_engine::kv::node::defaults::MAX_ITEM;
-        let server = Server { memory: outcome.memory, flash, object, max_item };
+        let server = Server {
+            memory: outcome.memory,
+            flash,
+            object: outcome.object,
+            max_item: defaults::MAX_ITEM,
+        };
         let sizes = Sizes::Server(server);
         // Ours has to start, and so has `all`, by which budgets are measured.
         let started = server.divide(&AdmissionConfig::default(), 0);
@@ -321,7 +325,7 @@ impl Table {
             warmup,
             seconds: (time(requests.len().saturating_sub(1)) - time(warmup)).max(1.0),
             sizes,
-            objects: flash as f64 / f64::from(object),
+            objects: cell.flash * objects as f64,
             seed,
         };
         let of_all = AdmissionConfig { policy: PolicyName::All, ..AdmissionConfig::default() };
