@@ -54,7 +54,8 @@ fn checked_in_experiments_meet_what_they_expect() {
     let mut seen = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_none_or(|e| e != "toml") {
+        // Those of `larder bench equal-writes` are cells, and have tests of their own.
+        if path.extension().is_none_or(|e| e != "toml") || path.ends_with("equal-writes.toml") {
             continue;
         }
         let output = larder(&[&path.display().to_string(), "--json"]);

@@ -157,7 +157,7 @@ fn flash_out_of_use_shows_in_the_statistics_and_so_does_its_return() {
 #[test]
 fn objects_smaller_than_the_index_is_sized_for_show_in_the_statistics() {
     let dir = tempfile::tempdir().unwrap();
-    let config = CacheConfig { flash_object_size: 32 << 10, ..config(dir.path().to_owned()) };
+    let config = CacheConfig { flash_object_size: 1 << 20, ..config(dir.path().to_owned()) };
     let (site, _) = open(&config, Arc::new(MemoryDevice::new(FLASH))).unwrap();
     let mut client = Client::new(11, KEYS);
     assert!(site.stats().alarms.is_empty());

@@ -303,9 +303,11 @@ fn without_times_of_making_no_checkpoint_is_written_or_believed() {
 /// at each start what he can do nothing about.
 #[test]
 fn a_cache_that_another_version_has_divided_opens_warm_and_quietly() {
+    // So large that an index for it is smaller than any for the objects that are there.
+    const OTHER: u32 = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path().to_owned());
-    let now = CacheConfig { flash_object_size: 2048, ..config.clone() };
+    let now = CacheConfig { flash_object_size: OTHER, ..config.clone() };
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
     let mut client = Client::new(10, 1_500);
     let (site, _) = open(&config, device.clone()).unwrap();
@@ -325,6 +327,6 @@ fn a_cache_that_another_version_has_divided_opens_warm_and_quietly() {
         assert_eq!(said.contains("stays as it was divided"), round == 0, "{said}");
         assert!(opened.warnings.is_empty(), "{:?}", opened.warnings);
         site.stop(round == 2);
-        rewrite(dir.path(), |run| run["flash"]["object_size"] = 2048.into());
+        rewrite(dir.path(), |run| run["flash"]["object_size"] = OTHER.into());
     }
 }

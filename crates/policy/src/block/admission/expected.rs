@@ -62,7 +62,7 @@ impl Kind {
     fn supposed(self) -> [f32; 2] {
         let coarse = self.depths()[0];
         let (reads, writes) = (coarse / WRITES % READS, coarse % WRITES);
-        let run = coarse / (WRITES * READS) % RUNS > 0;
+        let run = !(coarse / (WRITES * READS)).is_multiple_of(RUNS);
         let supposed = [SUPPOSED[reads], SUPPOSED[writes]];
         if run { supposed.map(|n| n / 4.0) } else { supposed }
     }
