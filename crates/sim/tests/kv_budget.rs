@@ -10,7 +10,7 @@ const SERVER: Server =
     Server { memory: 6 << 20, flash: 24 << 20, object: 20_060, max_item: 1 << 20 };
 /// Requests a second.
 const RATE: u64 = 5;
-const HOURS: u64 = 18;
+const HOURS: u64 = 10;
 
 /// Bytes written to flash in each hour.
 fn hours(policy: &str, budget: WriteBudgetConfig) -> Vec<u64> {

@@ -221,11 +221,11 @@ fn store_and_simulator_hit_alike_in_the_same_memory() {
     assert_alike(server, &in_seconds(requests, 20));
 }
 
-/// Applications whose objects expire, and a popular tenth.
+/// Many writes and sizes that differ much, and a popular tenth.
 #[test]
 fn store_and_simulator_hit_alike_on_other_workloads() {
     for spec in [
-        "memcachier?objects=60000&requests=130000&rate=20",
+        "zipf?objects=60000&requests=130000&skew=0.7&writes=0.2&value=20..3000",
         "hotcold?objects=90000&requests=130000&value=64..1500&writes=0.1",
     ] {
         let requests = generate::parse(spec).unwrap().map(|r| r.unwrap());

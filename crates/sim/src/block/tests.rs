@@ -602,7 +602,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
         (0..2).map(volume).collect(),
         2,
     );
-    assert_eq!(setup.block, 8);
+    assert_eq!(setup.block, 9);
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
     let shards = sim.node.cells.len();
