@@ -251,11 +251,18 @@ impl Reader {
             if stop && idle {
                 return;
             }
-            if ended == 0
-                && let Err(error) = self.poll.poll(&mut events, None)
-                && error.kind() != std::io::ErrorKind::Interrupted
-            {
-                tracing::error!(%error, "a thread that reads flash cannot wait");
+            if ended > 0 {
+                continue;
+            }
+            let reading = self.ring.in_flight() > 0;
+            let most = reading.then_some(ReadRing::OVERDUE);
+            match self.poll.poll(&mut events, most) {
+                Ok(()) if reading && events.is_empty() => {
+                    self.ring.look();
+                }
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => tracing::error!(%error, "a thread that reads flash cannot wait"),
             }
         }
     }

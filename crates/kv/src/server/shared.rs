@@ -44,6 +44,8 @@ pub(crate) struct Counters {
     pub(crate) tls_errors: AtomicU64,
     /// Flash reads that failed.
     pub(crate) read_errors: AtomicU64,
+    /// Flash reads whose end the kernel did not signal.
+    pub(crate) signals_lost: AtomicU64,
 }
 
 /// What a connection is doing, in memcached's words.

@@ -358,6 +358,7 @@ pub(crate) fn larder(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
     let c = &shared.counters;
     stat(out, "larder_verifies_dropped", store.unverified);
     stat(out, "larder_flash_read_failures", c.read_errors.load(Ordering::Relaxed));
+    stat(out, "larder_flash_signals_lost", c.signals_lost.load(Ordering::Relaxed));
     if let Some(r) = &store.record {
         stat(out, "larder_record", r.ended.unwrap_or("on"));
         stat(out, "larder_record_records", r.records);

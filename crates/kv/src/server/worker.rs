@@ -53,6 +53,8 @@ const YIELD_AFTER: Nanos = Nanos(30_000);
 const SLEPT: Nanos = Nanos(10_000);
 /// A warning that clients can bring about is not repeated before.
 const SAID_AGAIN: Nanos = Nanos::from_secs(10);
+/// The ring is looked at when nothing has been heard of reads under way for this long.
+const OVERDUE: Nanos = Nanos(ReadRing::OVERDUE.as_nanos() as u64);
 /// Connections that wait for memory are tried again after this.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 
@@ -127,6 +129,9 @@ pub(super) struct Worker<S: Store> {
     admin: WorkerAdmin<S>,
     readers: Vec<Reader>,
     free_readers: Vec<usize>,
+    /// Reads are under way, and when the ring is looked at if nothing is heard of them.
+    reading: bool,
+    next_look: Nanos,
     /// Reads that the ring had no room for.
     backlog: VecDeque<(usize, Span)>,
     /// Reads that could not even be asked for.
@@ -172,6 +177,8 @@ impl<S: Store> Worker<S> {
             shared,
             poll,
             ring,
+            reading: false,
+            next_look: Nanos::ZERO,
             slots: Vec::new(),
             free: Vec::new(),
             stats: ConnStats::default(),
@@ -234,7 +241,7 @@ impl<S: Store> Worker<S> {
                     }
                 }
             }
-            if completions {
+            if completions || self.finds_overdue() {
                 self.take_completions();
             }
             for list in [std::mem::take(&mut self.again), std::mem::take(&mut self.starved)] {
@@ -247,6 +254,11 @@ impl<S: Store> Worker<S> {
                 }
             }
             self.start_reads();
+            let reading = self.ring.as_ref().is_some_and(|ring| ring.in_flight() > 0);
+            if reading && !self.reading {
+                self.next_look = self.now.mono + OVERDUE;
+            }
+            self.reading = reading;
             if self.side.wake_cleaner {
                 self.side.wake_cleaner = false;
                 self.store.wake_cleaner();
@@ -330,9 +342,10 @@ impl<S: Store> Worker<S> {
         if self.drain_until.is_some() {
             return Some(Duration::from_millis(20));
         }
-        self.scan_needed.then(|| {
-            Duration::from_nanos(self.next_scan.saturating_sub(self.now.mono).0.max(1_000_000))
-        })
+        let scan = self.scan_needed.then_some(self.next_scan);
+        let look = self.reading.then_some(self.next_look);
+        let next = scan.into_iter().chain(look).min()?;
+        Some(Duration::from_nanos(next.saturating_sub(self.now.mono).0.max(1_000_000)))
     }
 
     fn take_new(&mut self) {
@@ -634,7 +647,19 @@ impl<S: Store> Worker<S> {
         }
     }
 
+    /// Looks at the ring when nothing was heard of reads for long. Returns whether something has ended unheard.
+    fn finds_overdue(&mut self) -> bool {
+        if !self.reading || self.now.mono < self.next_look {
+            return false;
+        }
+        self.next_look = self.now.mono + OVERDUE;
+        let found = self.ring.as_mut().is_some_and(ReadRing::look);
+        self.shared.counters.signals_lost.fetch_add(u64::from(found), Ordering::Relaxed);
+        found
+    }
+
     fn take_completions(&mut self) {
+        self.next_look = self.now.mono + OVERDUE;
         for key in std::mem::take(&mut self.failed) {
             self.completed(key, None);
         }

@@ -254,6 +254,29 @@ fn short_reads_are_continued_where_they_stopped() {
 }
 
 #[test]
+#[cfg_attr(
+    without = "io_uring",
+    ignore = "needs io_uring (a kernel and a container that allow it)"
+)]
+fn a_read_whose_signal_was_lost_is_found() {
+    use std::io::Write;
+    let (mut ring, mut writer) = ring_on_a_pipe();
+    assert!(!ring.look(), "nothing is under way");
+    let bytes = expected(0, 4096);
+    ring.submit(1, 0, 4096).unwrap();
+    ring.flush();
+    assert!(!ring.look(), "it has not ended");
+    writer.write_all(&bytes).unwrap();
+    let begun = Instant::now();
+    // Nobody asks the descriptor.
+    while !ring.look() {
+        assert!(begun.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(ring.pop().unwrap().bytes().unwrap(), bytes);
+}
+
+#[test]
 fn dropping_with_reads_in_flight_leaves_other_memory_alone() {
     // Many rounds, so that the allocator hands the same memory out again at once.
     let dir = tempfile::tempdir().unwrap();

@@ -124,6 +124,14 @@ impl<W: Work> Backend<W> {
         }
     }
 
+    /// Looks for operations that have ended and were not signalled, which only a kernel can do. Returns whether there are any.
+    pub(super) fn look(&mut self) -> bool {
+        match self {
+            Backend::Uring(ring) => ring.look(),
+            Backend::Threads(_) | Backend::Caller(_) => false,
+        }
+    }
+
     /// The next operation that has ended. The owner may sleep only after `None`.
     pub(super) fn pop(&mut self) -> Option<Done<W>> {
         match self {

@@ -207,6 +207,17 @@ impl<W: Work> Uring<W> {
         }
     }
 
+    /// Has the kernel post what has ended, whether it has signalled it or not. Returns whether [`Uring::pop`] has something.
+    pub(super) fn look(&mut self) -> bool {
+        if self.outstanding == 0 || self.broken.is_some() {
+            return false;
+        }
+        if self.deferred {
+            self.enter(GETEVENTS);
+        }
+        !self.ring.completion().is_empty()
+    }
+
     /// The next operation that has ended. The owner may sleep only after `None`.
     pub(super) fn pop(&mut self) -> Option<Done<W>> {
         loop {
