@@ -1,15 +1,17 @@
 //! The key-value cache by the simulator and by the server's store: the same requests, the same sizes, the same hits.
 //!
-//! The store is the server's, with its threads, its locks and a flash file; requests come one after the other, and each is settled
-//! before the next, so that nothing depends on how fast threads come. Both have the key of the keys' hashes and the times of
-//! the requests. What is left to differ is the seed of admission's draws, which a store takes by chance.
+//! The store is the server's, with its threads, its locks and a flash file; requests come one after the other, and maintenance is
+//! settled before the next, so that nothing depends on how fast threads come. Both have the key of the keys' hashes and the times of
+//! the requests, and the simulator is given what the store's start has drawn. And the server itself, over a socket, which differs by
+//! what it draws and by how its threads come.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
-use larder_base::{ByteSize, Expiry, HashKey, Nanos, UnixSecs};
+use larder_base::{AppId, ByteSize, Expiry, HashKey, Nanos, UnixSecs};
 use larder_cache::kv::{CacheConfig as ServedConfig, Core, open};
 use larder_engine::dram::Contents;
 use larder_engine::kv::api::{
@@ -20,8 +22,10 @@ use larder_format::{Superblock, Uuid};
 use larder_kv::connection::{Engine, Fetched, Step};
 use larder_policy::admission::AdmissionConfig;
 use larder_runtime::Clock;
-use larder_sim::kv::{CacheConfig, HybridCache, Server, Sizes, hash_key};
+use larder_sim::kv::{CacheConfig, Drawn, HybridCache, Server, Sizes, hash_key};
 use larder_trace::{Request, generate};
+
+use crate::server::Site;
 
 const SEED: u64 = 1;
 
@@ -102,7 +106,8 @@ impl Served {
 
     fn execute(&self, key: &[u8], op: Op<'_>) -> bool {
         let store = &self.store;
-        let request = Asked { key, hash: store.hash(key), app: store.app(key), op };
+        // A key of any bytes has a separator of applications now and then; the traces have none.
+        let request = Asked { key, hash: store.hash(key), app: AppId::DEFAULT, op };
         let mut sink = Sink::default();
         let mut fetched: Option<(FlashRead, Vec<u8>)> = None;
         loop {
@@ -118,8 +123,8 @@ impl Served {
         }
         if sink.wake {
             store.wake_cleaner();
+            store.settle(&self.clock);
         }
-        store.settle(&self.clock);
         sink.hit
     }
 
@@ -145,14 +150,13 @@ impl Served {
             invalidate: false,
             vivify: None,
         });
+        let hit = r.op.is_read() && self.execute(&key, Op::Get(Get::default()));
         if r.op.is_removal() {
             self.execute(&key, Op::Delete(Delete::default()));
-            return false;
-        }
-        let hit = r.op.is_read() && self.execute(&key, Op::Get(Get::default()));
-        if !hit {
+        } else if !hit {
             self.execute(&key, set);
         }
+        self.store.settle(&self.clock);
         hit
     }
 }
@@ -172,7 +176,9 @@ fn compare(server: Server, policy: &str, requests: &[Request]) -> [(f64, u64); 2
         seed: SEED,
         ..CacheConfig::default()
     };
-    let mut simulated = HybridCache::new(&config).unwrap();
+    let drawn = Drawn::by(served.store.setup());
+    let mut simulated = HybridCache::with_bytes_of(&config, &drawn).unwrap();
+    assert_eq!(served.store.setup(), simulated.setup(), "{policy}: built from the same");
     let (mut reads, mut hits) = (0u64, [0u64; 2]);
     for (i, r) in requests.iter().enumerate() {
         let found = [served.request(r), simulated.request(r).is_some()];
@@ -198,41 +204,77 @@ fn in_seconds(requests: impl Iterator<Item = Request>, rate: u64) -> Vec<Request
     requests.enumerate().map(at).collect()
 }
 
-/// `off`: the part by which bytes written may differ.
-fn assert_alike(server: Server, requests: &[Request], off: f64) {
+fn assert_alike(server: Server, requests: &[Request]) {
     for policy in ["reject_first", "flashiness", "expected_reads"] {
-        let [(store, wrote), (simulator, simulated)] = compare(server, policy, requests);
-        println!(
-            "{policy}: store {store:.3} %, {} to flash; simulator {simulator:.3} %, {}",
-            ByteSize(wrote),
-            ByteSize(simulated)
-        );
-        assert!((store - simulator).abs() < 0.1, "{policy}: {store} {simulator}");
-        let is = wrote.abs_diff(simulated) as f64 / simulated as f64;
-        assert!(simulated > server.flash / 4 && is < off, "{policy}: {wrote} {simulated}");
+        let both = compare(server, policy, requests);
+        let [(hits, wrote), simulator] = both;
+        println!("{policy}: {hits:.3} % hits, {} to flash; {simulator:?}", ByteSize(wrote));
+        assert_eq!((hits, wrote), simulator, "{policy}");
+        assert!(wrote > server.flash, "{policy}: {both:?}");
     }
+}
+
+/// Popular keys; many writes and sizes that differ much; objects that expire.
+const WORKLOADS: [&str; 3] = [
+    "zipf?objects=60000&requests=100000&skew=0.8&writes=0.05&deletes=0.005&value=64..2400",
+    "zipf?objects=60000&requests=90000&skew=0.7&writes=0.2&value=20..3000",
+    "memcachier?objects=200000&requests=150000&rate=20",
+];
+
+const SIZES: Server = Server { memory: 4 << 20, flash: 16 << 20, object: 480, max_item: 1 << 20 };
+
+fn generated(spec: &str) -> impl Iterator<Item = Request> {
+    generate::parse(spec).unwrap().map(|r| Request { app: 0, ..r.unwrap() })
 }
 
 #[test]
 fn store_and_simulator_hit_alike_in_the_same_memory() {
-    let spec =
-        "zipf?objects=90000&requests=130000&skew=0.9&writes=0.05&deletes=0.005&value=64..800";
-    let requests = generate::parse(spec).unwrap().map(|r| r.unwrap());
-    let server = Server { memory: 4 << 20, flash: 16 << 20, object: 480, max_item: 256 << 10 };
-    assert_alike(server, &in_seconds(requests, 20), 0.02);
+    for spec in WORKLOADS {
+        assert_alike(SIZES, &in_seconds(generated(spec), 20));
+    }
 }
 
-/// Many writes and sizes that differ much, and a popular tenth. (What may differ follows what does: 2.4 % of the bytes with large objects.)
+/// The server as it is started, over a socket, and the simulator with the same sizes and the times at which the server was asked. What is
+/// left to differ: what each draws, and how the server's threads come. (Seen in a dozen runs: up to 0.21 points and 7 % of the bytes in a
+/// cache so small, where few objects are followed. The bounds follow that.)
 #[test]
-fn store_and_simulator_hit_alike_on_other_workloads() {
-    for spec in [
-        "zipf?objects=60000&requests=130000&skew=0.7&writes=0.2&value=20..3000",
-        "hotcold?objects=90000&requests=130000&value=64..1500&writes=0.1",
-    ] {
-        let requests = generate::parse(spec).unwrap().map(|r| r.unwrap());
-        let server = Server { memory: 4 << 20, flash: 16 << 20, object: 480, max_item: 256 << 10 };
-        assert_alike(server, &in_seconds(requests, 20), 0.03);
+fn a_server_with_defaults_and_the_simulator_hit_alike() {
+    let (spec, apart) = (WORKLOADS[1], (0.5, 0.1));
+    let site = Site::new();
+    let server = site.start(&["-m", "4", "--flash-size", "16m", "--flash-object-size", "480"]);
+    let mut client = server.connect();
+    let config = CacheConfig { sizes: Sizes::Server(SIZES), ..CacheConfig::default() };
+    let mut simulated = HybridCache::new(&config).unwrap();
+    let value = vec![b'v'; 1 << 20];
+    let requests: Vec<Request> = generated(spec).collect();
+    let (mut reads, mut hits) = (0u64, [0u64; 2]);
+    let begin = Instant::now();
+    for (i, r) in requests.iter().enumerate() {
+        let at = Nanos(begin.elapsed().as_nanos() as u64);
+        let r = Request { time: Some(at), key_size: 16, ..*r };
+        let key = format!("{:016x}", r.id);
+        let hit = r.op.is_read() && client.get(&key).is_some();
+        if r.op.is_removal() {
+            client.ask(&format!("delete {key}\r\n"));
+        } else if !hit {
+            assert_eq!(client.set(&key, &value[..r.size as usize]), "STORED");
+        }
+        let found = [hit, simulated.request(&r).is_some()];
+        if i >= requests.len() / 3 && r.op.is_read() {
+            reads += 1;
+            for (sum, hit) in hits.iter_mut().zip(found) {
+                *sum += u64::from(hit);
+            }
+        }
     }
+    let wrote: u64 = client.stats("")["extstore_bytes_written"].parse().unwrap();
+    let simulated = simulated.counters().flash_bytes;
+    let points = hits.map(|n| n as f64 * 100.0 / reads as f64);
+    let lost = client.stat("larder_flash_signals_lost");
+    println!("{spec}: {points:?}, {wrote} and {simulated} bytes, {lost} signals lost");
+    assert!((points[0] - points[1]).abs() < apart.0, "{spec}: {points:?}");
+    let off = wrote.abs_diff(simulated) as f64 / simulated as f64;
+    assert!(simulated > SIZES.flash && off < apart.1, "{spec}: {wrote} {simulated}");
 }
 
 /// Where they differed by 2 to 3 points.
@@ -244,11 +286,11 @@ fn store_and_simulator_hit_alike_on_the_shared_trace() {
     let path = root.join("traces/caffeine/scarab-recs.trace.xz");
     let options = larder_trace::Options {
         format: Some("i64be".parse().unwrap()),
-        limit: Some(300_000),
+        limit: Some(500_000),
         ..larder_trace::Options::default()
     };
     let trace = larder_trace::open(path.to_str().unwrap(), &options).unwrap();
     let requests = trace.reader.map(|r| Request { size: 256, key_size: 16, ..r.unwrap() });
     let server = Server { memory: 4 << 20, flash: 26 << 20, object: 280, max_item: 1 << 20 };
-    assert_alike(server, &in_seconds(requests, 20), 0.02);
+    assert_alike(server, &in_seconds(requests, 20));
 }
