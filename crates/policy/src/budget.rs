@@ -116,14 +116,14 @@ impl WriteBudgetConfig {
 }
 
 /// Part of the income that pays back the loan of the first fill: one over this.
-const REPAYMENT: u64 = 10;
+const REPAYMENT: u64 = 20;
 /// Tokens are counted in this part of a byte: nanoseconds at a rate in micro-bytes per second.
 const TOKEN: u128 = 1_000_000_000_000_000;
 
 /// A token bucket that holds the bytes written to flash to the rate at which the drive lasts the wanted years.
 ///
 /// The bucket holds some hours of the rate, so that a busy hour may borrow from the quiet one before it. An empty cache may
-/// be filled ahead of the budget: one capacity of the flash is lent once, and a tenth of the income pays it back. So at any
+/// be filled ahead of the budget: one capacity of the flash is lent once, and a twentieth of the income pays it back. So at any
 /// time t after the start
 ///
 /// ```text
@@ -601,12 +601,12 @@ mod tests {
     fn the_first_fill_is_lent_once() {
         let mut b = WriteBudget::new(&thousand(true), ByteSize(50_000), None, Nanos::ZERO).unwrap();
         assert_eq!(b.grant(Nanos::ZERO, 60_000), 50_000);
-        // A tenth of 1000 B/s pays it back: 500 seconds.
-        assert_eq!(b.grant(secs(100), u64::MAX), 90_000);
-        assert_eq!(b.grant(secs(500), u64::MAX), 360_000);
-        assert_eq!(b.state(secs(500)).debt, 0);
-        assert_eq!(b.grant(secs(600), u64::MAX), 100_000);
-        assert_eq!(b.grant(secs(600), 1), 0, "it is not lent again");
+        // A twentieth of 1000 B/s pays it back: 1000 seconds.
+        assert_eq!(b.grant(secs(100), u64::MAX), 95_000);
+        assert_eq!(b.grant(secs(1000), u64::MAX), 855_000);
+        assert_eq!(b.state(secs(1000)).debt, 0);
+        assert_eq!(b.grant(secs(1100), u64::MAX), 100_000);
+        assert_eq!(b.grant(secs(1100), 1), 0, "it is not lent again");
     }
 
     #[test]

@@ -218,9 +218,10 @@ pub struct ExpectedReadsConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_exponent: Option<f32>,
     /// 0..=10: an object is admitted only if the reads expected of it are worth this many times those that what is about to leave flash
-    /// would still have had in the same room. Less writes more. Default 0.4.
+    /// would still have had in the same room. Less writes more. Where a rate of writes is held it is two thirds of this, and down to 0.4
+    /// where that is not used. Default 0.9.
     pub price: f32,
-    /// Least reads to be expected of what is admitted. Default 0.1.
+    /// Least reads to be expected of what is admitted; down to a quarter where a rate is not used. Default 0.1.
     pub least: f32,
     /// Bytes per second that the whole cache may write to flash: the best of what is offered is admitted, as much as that allows.
     /// Default 0: the write budget's rate, if there is one.
@@ -232,7 +233,7 @@ impl Default for ExpectedReadsConfig {
         ExpectedReadsConfig {
             objective: Objective::default(),
             size_exponent: None,
-            price: 0.4,
+            price: 0.9,
             least: 0.1,
             bytes_per_second: ByteSize(0),
         }

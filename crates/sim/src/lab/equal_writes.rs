@@ -240,7 +240,7 @@ fn grid(pace: f64, objects: f64, seconds: f64) -> Vec<(PolicyName, Vec<Admission
         &rates,
     );
     let price = |c: &mut AdmissionConfig, price| c.expected_reads.price = price as f32;
-    add(PolicyName::ExpectedReads, &price, &[0.1, 0.8, 1.6, 3.2]);
+    add(PolicyName::ExpectedReads, &price, &[0.2, 0.45, 1.8, 3.6]);
     grid
 }
 

@@ -44,8 +44,8 @@ struct Earnings {
 impl Earnings {
     fn learn(&mut self, became: &Became, exponent: f32, now: Nanos) {
         let keep = 1.0 - 1.0 / EARNED_OVER;
-        // The second half, doubled: as though it went on for a lifetime.
-        let value = 2.0 * became.late as f32 * exp2((1.0 - exponent) * became.log2_size);
+        // The second half, doubled: as though it went on for a lifetime. Once, as in `price`: after the first miss it is fetched again.
+        let value = 2.0 * became.late.min(1) as f32 * exp2((1.0 - exponent) * became.log2_size);
         self.value = self.value * keep + value;
         self.bytes = self.bytes * keep + exp2(became.log2_size);
         self.seen = self.seen * keep + 1.0;
@@ -222,9 +222,13 @@ impl AdmissionPolicy for ExpectedReads {
         let expected = self.table.expected(like);
         let worth = self.worth(kind);
         let known = self.seen >= ((f64::from(LEAST_SEEN) * self.share) as u32).max(16);
-        let floor = self.config.price * self.earnings.per_byte(now, lifetime);
+        // Less is asked where a rate allows more than is left to be written then.
+        let (ease, ease_price) =
+            self.cut.as_ref().map_or((1.0, 1.0), |cut| (cut.ease(), cut.ease_price()));
+        let floor = ease_price * self.config.price * self.earnings.per_byte(now, lifetime);
+        let least = ease * self.config.least;
         let wanted = match known {
-            true => expected >= self.config.least && worth >= floor,
+            true => expected >= least && worth >= floor,
             false => rule(f, past.refetches, candidate.survivor),
         };
         let admitted = match self.cut.take() {
