@@ -2,10 +2,9 @@
 
 mod block;
 mod equal_writes;
+mod share;
 
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -21,6 +20,7 @@ use larder_sim::lab::kv_study::{Contender, Outcome, Plan, Spread};
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::table::Columns;
+use share::share_out;
 
 /// Measure the flash index, the packing of segments, and admission policies.
 #[derive(Debug, Parser)]
@@ -417,49 +417,18 @@ fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
         return Ok(());
     }
     let plan = plan(args)?;
-    let threads = match args.threads {
-        Some(0) => {
-            return Err(CliError::Usage(
-                "--threads '0': write a whole number, at least 1".to_owned(),
-            ));
-        }
-        Some(n) => n,
-        None => larder_runtime::machine::processors(),
-    };
+    let threads = share::threads(args.threads)?;
     let groups = plan.groups();
     let bar = progress(plan.steps());
-    let next = AtomicUsize::new(0);
-    let found = Mutex::new(vec![None; groups.len()]);
-    let failed = Mutex::new(None);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(groups.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&group) = groups.get(at) else { return };
-                    let mut step = |o: &Outcome| {
-                        bar.set_message(format!("{} {}", o.workload, o.policy));
-                        bar.inc(1);
-                    };
-                    let outcomes = plan.run(group, &mut step, Some(thread_nanos));
-                    match (outcomes, found.lock(), failed.lock()) {
-                        (Ok(outcomes), Ok(mut found), _) => found[at] = Some(outcomes),
-                        (Err(e), _, Ok(mut failed)) => {
-                            *failed = Some(e);
-                            next.store(groups.len(), Ordering::Relaxed);
-                        }
-                        _ => return,
-                    }
-                }
-            });
-        }
+    let outcomes = share_out(threads, &groups, |&group| {
+        let mut step = |o: &Outcome| {
+            bar.set_message(format!("{} {}", o.workload, o.policy));
+            bar.inc(1);
+        };
+        plan.run(group, &mut step, Some(thread_nanos)).map_err(|e| e.to_string())
     });
     bar.finish_and_clear();
-    if let Ok(Some(e)) = failed.into_inner() {
-        return Err(CliError::Runtime(e.to_string()));
-    }
-    let found = found.into_inner().unwrap_or_default();
-    let outcomes: Vec<Outcome> = found.into_iter().flatten().flatten().collect();
+    let outcomes: Vec<Outcome> = outcomes?.into_iter().flatten().collect();
     if args.json {
         return print_json(&outcomes);
     }

@@ -1,8 +1,6 @@
 //! `larder bench block-admission`.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
 use larder_sim::lab::block_levels::{
@@ -10,6 +8,7 @@ use larder_sim::lab::block_levels::{
     block_settings, most_hits,
 };
 
+use super::share::{self, share_out};
 use super::{between, progress};
 use crate::error::CliError;
 use crate::out::print_json;
@@ -98,14 +97,7 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
     let (workloads, policies) = (workloads(args)?, policies(args)?);
     args.caches.iter().try_for_each(|&c| between("--caches", c, 0.001, 4.0))?;
     args.levels.iter().try_for_each(|&l| between("--levels", l, 0.001, 1.0))?;
-    let threads = match args.threads {
-        Some(0) => {
-            let text = "--threads '0': write a whole number, at least 1";
-            return Err(CliError::Usage(text.to_owned()));
-        }
-        Some(n) => n,
-        None => larder_runtime::machine::processors(),
-    };
+    let threads = share::threads(args.threads)?;
     let jobs: Vec<(f64, &'static str, String)> = args
         .caches
         .iter()
@@ -121,30 +113,11 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
         let requests = workload.requests(&args.traces);
         let requests = requests.map_err(|e| CliError::Runtime(e.to_string()))?;
         let touched = block_footprint(&requests);
-        let next = AtomicUsize::new(0);
-        let found = Mutex::new(Vec::new());
-        std::thread::scope(|scope| {
-            for _ in 0..threads.min(jobs.len()) {
-                scope.spawn(|| {
-                    loop {
-                        let at = next.fetch_add(1, Ordering::Relaxed);
-                        let Some((cache, policy, setting)) = jobs.get(at) else { return };
-                        let point =
-                            block_point(workload, &requests, touched, *cache, (policy, setting));
-                        bar.inc(1);
-                        match found.lock() {
-                            Ok(mut found) => found.push((at, point)),
-                            Err(_) => return,
-                        }
-                    }
-                });
-            }
-        });
-        let mut found = found.into_inner().unwrap_or_default();
-        found.sort_by_key(|&(at, _)| at);
-        for (_, point) in found {
-            points.push(point.map_err(CliError::Runtime)?);
-        }
+        points.extend(share_out(threads, &jobs, |(cache, policy, setting)| {
+            let point = block_point(workload, &requests, touched, *cache, (policy, setting));
+            bar.inc(1);
+            point
+        })?);
     }
     bar.finish_and_clear();
     if args.json {

@@ -1,8 +1,6 @@
 //! `larder bench equal-writes`: who misses least for the same bytes written to flash, over a list of cells.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::{Parser, ValueEnum};
 use larder_base::ByteSize;
@@ -10,6 +8,7 @@ use larder_sim::lab::equal_writes::{AtBudget, Outcome, Role, Table};
 use larder_sim::lab::kv_study::Spread;
 
 use super::progress;
+use super::share::{self, share_out};
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::table::Columns;
@@ -112,53 +111,23 @@ pub(super) fn run(args: &EqualWritesArgs) -> Result<(), CliError> {
     let seeds = |trace: &str| table.trace(trace).map_or(1, |t| t.seeds.min(args.seeds));
     let work: Vec<_> =
         cells.iter().flat_map(|cell| (1..=seeds(&cell.trace)).map(move |s| (cell, s))).collect();
-    let threads = match args.threads {
-        Some(0) => {
-            return Err(CliError::Usage(
-                "--threads '0': write a whole number, at least 1".to_owned(),
-            ));
-        }
-        Some(n) => n,
-        None => larder_runtime::machine::processors(),
-    };
+    let threads = share::threads(args.threads)?;
     let bar = progress(work.len() as u64 * table.steps());
-    let next = AtomicUsize::new(0);
-    let found: Mutex<Vec<Option<Outcome>>> = Mutex::new(vec![None; work.len()]);
-    let failed = Mutex::new(None);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(work.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&(cell, seed)) = work.get(at) else { return };
-                    let name = cell.name();
-                    let mut steps = 0;
-                    let mut step = |what: &'static str| {
-                        bar.set_message(format!("{name} {what}"));
-                        bar.inc(1);
-                        steps += 1;
-                    };
-                    let outcome = table.measure(cell, &args.traces, seed, &mut step);
-                    // A server that does not start has no runs.
-                    bar.inc(table.steps().saturating_sub(steps));
-                    match (outcome, found.lock(), failed.lock()) {
-                        (Ok(outcome), Ok(mut found), _) => found[at] = Some(outcome),
-                        (Err(e), _, Ok(mut failed)) => {
-                            *failed = Some(format!("{name}: {e}"));
-                            next.store(work.len(), Ordering::Relaxed);
-                        }
-                        _ => return,
-                    }
-                }
-            });
-        }
+    let outcomes = share_out(threads, &work, |&(cell, seed)| {
+        let name = cell.name();
+        let mut steps = 0;
+        let mut step = |what: &'static str| {
+            bar.set_message(format!("{name} {what}"));
+            bar.inc(1);
+            steps += 1;
+        };
+        let outcome = table.measure(cell, &args.traces, seed, &mut step);
+        // A server that does not start has no runs.
+        bar.inc(table.steps().saturating_sub(steps));
+        outcome.map_err(|e| format!("{name}: {e}"))
     });
     bar.finish_and_clear();
-    if let Ok(Some(e)) = failed.into_inner() {
-        return Err(CliError::Runtime(e));
-    }
-    let outcomes: Vec<Outcome> =
-        found.into_inner().unwrap_or_default().into_iter().flatten().collect();
+    let outcomes: Vec<Outcome> = outcomes?;
     if args.json {
         return print_json(&outcomes);
     }
