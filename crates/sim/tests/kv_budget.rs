@@ -53,7 +53,10 @@ fn an_hour_keeps_to_the_budget_and_all_hours_spend_it() {
             hours(policy, budget).iter().map(|&bytes| bytes as f64 / (rate * 3600.0)).collect();
         // The first hours learn.
         let spent = parts[2..].iter().sum::<f64>() / (HOURS - 2) as f64;
-        assert!((0.95..=1.0).contains(&spent), "{policy}: {spent}: {parts:?}");
+        assert!(spent >= 0.95, "{policy}: {spent}: {parts:?}");
+        // They may have saved a tenth of an hour for the others.
+        let all = parts.iter().sum::<f64>() / HOURS as f64;
+        assert!(all <= 1.0, "{policy}: {all}: {parts:?}");
         assert!(parts.iter().all(|&part| part <= 1.1), "{policy}: {parts:?}");
     }
 }
