@@ -251,7 +251,8 @@ mod tests {
         assert_eq!(cut.ease(), EASIEST);
         let half = cut.ease_price() / PAID_FOR;
         assert!((half - 0.8).abs() < 0.01, "half of what is offered is paid for: {half}");
-        // What it then wants more of is held to the rate, and to what was saved: 32 stretches of 128, 0.05 of these.
+        // What it then wants more of is held to the rate, and to what was saved: the rate of a quarter of the ten seconds, 0.03 of these, and
+        // of a little more until that is spent.
         let admitted = some_are_wanted(&mut cut, 10_000, 40_000, 100);
         assert!((0.49..=0.57).contains(&admitted), "{admitted}");
         // One that pays for everything eases no price.
