@@ -6,7 +6,7 @@ use larder_base::{AppId, ByteSize, Now};
 use larder_engine::kv::node::{LogTotals, Totals};
 
 use super::{Core, Flash, locked};
-use crate::kv::{AppStats, CacheStats, FlashStats};
+use crate::kv::{AppStats, CacheStats, FlashStats, TuningStats};
 
 /// Takes away what was counted before `stats reset`.
 fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
@@ -181,6 +181,12 @@ impl Core {
             ghosts: all.ghosts,
             rejected: all.rejected.clone(),
             first_filled: all.first_filled,
+            tuning: all.tuning.map(|found| TuningStats {
+                thrift: found.thrift,
+                reason: found.reason.as_str(),
+                misses: found.misses,
+                gain: found.gain,
+            }),
             budget_bytes_per_second: totals.budget_rate,
             budget_available_bytes: totals.budget_available,
             expected_life_years: totals.expected_life_years,

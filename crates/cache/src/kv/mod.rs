@@ -55,7 +55,7 @@ pub use open::{CacheConfig, Opened, open};
 pub use own_files::{LOG, flash_in_the_way, own_file};
 pub use reads::ring_for;
 pub use record::{RecordConfig, RecordStats};
-pub use stats::{AppStats, CacheStats, FlashStats};
+pub use stats::{AppStats, CacheStats, FlashStats, TuningStats};
 pub use upkeep::{Upkeep, open_without_threads};
 
 /// Where a read lies on the device.

@@ -102,6 +102,8 @@ pub struct FlashStats {
     pub rejected: Vec<(&'static str, u64)>,
     /// Objects that the policy turned away and that went to flash because it was being filled for the first time.
     pub first_filled: u64,
+    /// The setting that admission has found by itself; `None` where it looks for none.
+    pub tuning: Option<TuningStats>,
     /// The write budget, bytes per second; `None` when no endurance is given.
     pub budget_bytes_per_second: Option<f64>,
     /// Bytes that the budget would grant now.
@@ -124,6 +126,19 @@ impl CacheStats {
         let flash = self.flash.as_ref()?;
         (self.client_bytes > 0).then(|| flash.bytes_written as f64 / self.client_bytes as f64)
     }
+}
+
+/// The setting that admission has found by itself, by miniature caches over some of the keys. Means over the shards.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TuningStats {
+    /// What is asked of a write is multiplied by this.
+    pub thrift: f64,
+    /// Why: `too_little_memory`, `too_early`, `fewest_misses` or `write_rate`.
+    pub reason: &'static str,
+    /// The part of the reads, 0..=1, that miniatures with this setting miss.
+    pub misses: f64,
+    /// The part of the reads that the best of the settings beside it would miss less.
+    pub gain: f64,
 }
 
 impl FlashStats {

@@ -186,6 +186,26 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
             "Objects that admission turned away and that went to flash because it was being filled for the first time",
             f.first_filled,
         );
+        if let Some(t) = &f.tuning {
+            number(
+                r,
+                "admission_thrift",
+                "What admission asks of a write is multiplied by this",
+                t.thrift,
+            );
+            number(
+                r,
+                "admission_thrift_misses",
+                "Part of the reads that miniature caches with this setting miss",
+                t.misses,
+            );
+            number(
+                r,
+                "admission_thrift_gain",
+                "Part of the reads that the best of the settings beside it would miss less",
+                t.gain,
+            );
+        }
         number(
             r,
             "flash_degraded",

@@ -262,6 +262,11 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
         "bytes_per_second",
         "Bytes per second for the best; 0: the write budget's rate, if there is one",
     ),
+    (
+        "admission.expected_reads",
+        "self_tuning",
+        "Miniature caches over some keys measure whether to ask less of a write, or more",
+    ),
     ("admission.ghost", "reads", "Reads in DRAM that send an object to flash"),
     ("admission.ghost", "window", "Keys in the ghost queue; 0: as many as flash holds objects"),
     (

@@ -381,6 +381,12 @@ pub(crate) fn larder(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
             stat(out, format_args!("larder_admission_rejected_{reason}"), count);
         }
         stat(out, "larder_admission_first_filled", f.first_filled);
+        if let Some(t) = &f.tuning {
+            stat(out, "larder_admission_thrift", format_args!("{:.3}", t.thrift));
+            stat(out, "larder_admission_thrift_reason", t.reason);
+            stat(out, "larder_admission_thrift_misses", format_args!("{:.4}", t.misses));
+            stat(out, "larder_admission_thrift_gain", format_args!("{:.4}", t.gain));
+        }
         if let Some(rate) = f.budget_bytes_per_second {
             stat(out, "larder_write_budget_bytes_per_second", format_args!("{rate:.0}"));
         }

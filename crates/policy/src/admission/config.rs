@@ -3,6 +3,7 @@
 use larder_base::ByteSize;
 use serde::{Deserialize, Serialize};
 
+use super::miniature::Miniatures;
 use super::{Ghost, Pool, RejectFirst};
 use crate::learn::{AtLeave, FeatureSet, TrainParams};
 
@@ -152,6 +153,18 @@ impl AdmissionConfig {
     }
 }
 
+impl AdmissionConfig {
+    /// Bytes that miniature caches take of `memory` in `shards` shards.
+    pub fn miniature_bytes(&self, memory: u64, shards: u64) -> u64 {
+        match self.policy {
+            PolicyName::ExpectedReads if self.expected_reads.self_tuning => {
+                Miniatures::bytes(memory / shards.max(1)) as u64 * shards
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Parameters of `probability`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -226,6 +239,9 @@ pub struct ExpectedReadsConfig {
     /// Bytes per second that the whole cache may write to flash: the best of what is offered is admitted, as much as that allows.
     /// Default 0: the write budget's rate, if there is one.
     pub bytes_per_second: ByteSize,
+    /// Whether miniature caches over some of the keys measure what it would do to ask less of a write, or more, and the best is taken.
+    /// They have a thirty-second of the memory; up to a twelfth where that would be too few keys. Default false.
+    pub self_tuning: bool,
 }
 
 impl Default for ExpectedReadsConfig {
@@ -236,6 +252,7 @@ impl Default for ExpectedReadsConfig {
             price: 0.9,
             least: 0.1,
             bytes_per_second: ByteSize(0),
+            self_tuning: false,
         }
     }
 }
@@ -426,6 +443,10 @@ pub struct Setup {
     pub memory: usize,
     /// Seed of all its draws.
     pub seed: u64,
+    /// Bytes that this shard has for objects in DRAM.
+    pub dram: u64,
+    /// Bytes of this shard's part of the flash.
+    pub flash: u64,
     /// Objects that this shard's part of the flash is expected to hold.
     pub objects: u64,
     /// This shard's part of the whole cache, in (0, 1]: rates and sample counts of the configuration are the whole's.

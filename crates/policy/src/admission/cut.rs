@@ -89,6 +89,11 @@ impl<S: Copy> Cut<S> {
         }
     }
 
+    /// Bytes per second.
+    pub(super) fn rate(&self) -> f64 {
+        self.rate
+    }
+
     pub(super) fn set_rate(&mut self, rate: f64) {
         self.rate = rate;
     }

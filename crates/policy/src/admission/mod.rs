@@ -10,6 +10,7 @@ mod expected;
 mod flashiness;
 mod ghost;
 mod memory;
+mod miniature;
 mod policy;
 mod price;
 mod recent;
@@ -26,6 +27,7 @@ pub use config::{
 pub use expected::ExpectedReads;
 pub use flashiness::Flashiness;
 pub use ghost::Ghost;
+pub use miniature::{Tuned, Tuning};
 pub use policy::{Admission, AdmissionPolicy, AppReport, ModelReport};
 pub use reject_first::RejectFirst;
 pub use simple::{All, Probability};

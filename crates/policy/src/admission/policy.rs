@@ -6,7 +6,7 @@ use larder_base::{AppId, Nanos, ObjectHash};
 
 use super::{
     Access, AdmissionConfig, AdmissionError, All, Candidate, Departure, ExpectedReads, Features,
-    Flashiness, Ghost, PolicyName, Pool, Probability, Reason, RejectFirst, Setup, Verdict,
+    Flashiness, Ghost, PolicyName, Pool, Probability, Reason, RejectFirst, Setup, Tuning, Verdict,
     WriteRate,
 };
 use crate::learn::{Model, TrainingSet};
@@ -108,6 +108,11 @@ pub trait AdmissionPolicy: Send {
     /// A trained model takes over. One that is not finite, or of another application, is ignored.
     fn install(&mut self, app: AppId, model: Model, now: Nanos) {
         let _ = (app, model, now);
+    }
+
+    /// What miniatures have found; `None` where the policy finds no setting by itself.
+    fn tuning(&self) -> Option<Tuning> {
+        None
     }
 
     /// What is known of each classifier, by application.
@@ -433,6 +438,10 @@ impl AdmissionPolicy for Admission {
 
     fn install(&mut self, app: AppId, model: Model, now: Nanos) {
         dispatch!(&mut self.policy, p => p.install(app, model, now));
+    }
+
+    fn tuning(&self) -> Option<Tuning> {
+        dispatch!(&self.policy, p => p.tuning())
     }
 
     fn models(&self) -> Vec<ModelReport> {

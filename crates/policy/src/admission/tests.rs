@@ -13,7 +13,7 @@ fn hash(key: u64) -> ObjectHash {
 }
 
 fn setup(objects: u64) -> Setup {
-    Setup { memory: 1 << 20, seed: 9, objects, share: 1.0, budget_rate: None }
+    Setup { memory: 1 << 20, seed: 9, dram: 0, flash: 0, objects, share: 1.0, budget_rate: None }
 }
 
 fn build(name: &str, setup: &Setup) -> Admission {
@@ -101,8 +101,15 @@ fn every_policy_is_built_from_its_name_and_stays_within_its_memory() {
     let mut rng = Rng::new(1);
     for name in POLICY_NAMES {
         for memory in [64 << 10, 1 << 20] {
-            let setup =
-                Setup { memory, seed: 3, objects: 1_000_000, share: 0.25, budget_rate: Some(1e6) };
+            let setup = Setup {
+                memory,
+                seed: 3,
+                dram: 0,
+                flash: 0,
+                objects: 1_000_000,
+                share: 0.25,
+                budget_rate: Some(1e6),
+            };
             let mut a = build(name, &setup);
             assert_eq!(a.name(), name);
             // Keys without end, of every application, with misses, reads and departures.

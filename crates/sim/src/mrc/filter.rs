@@ -71,7 +71,15 @@ impl Gate {
         if let Filter::Probability(probability) = filter {
             config.probability.probability = probability;
         }
-        let setup = Setup { memory: MEMORY, seed, objects, share: 1.0, budget_rate: None };
+        let setup = Setup {
+            memory: MEMORY,
+            seed,
+            dram: 0,
+            flash: 0,
+            objects,
+            share: 1.0,
+            budget_rate: None,
+        };
         Ok(Some(Gate(Admission::new(&config, &setup)?)))
     }
 

@@ -37,5 +37,5 @@ pub use resizing::{Next, Resizing};
 pub use schedule::Turn;
 pub use setup::{Cache, LogStart, Start, budget_rate, run_setup};
 pub use study::{Study, StudyError};
-pub use totals::{LogTotals, Totals};
+pub use totals::{LogTotals, Totals, Tunings};
 pub use training::{Trained, Training};

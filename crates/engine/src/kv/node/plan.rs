@@ -128,13 +128,13 @@ impl AdmissionNeed<'_> {
         }
     }
 
-    /// Bytes that it would have before a flash of `objects` objects, in `shards` shards.
-    fn bytes(self, objects: u64, shards: u64) -> u64 {
+    /// Bytes that it would have of `memory` before a flash of `objects` objects, in `shards` shards.
+    fn bytes(self, memory: u64, objects: u64, shards: u64) -> u64 {
         match self {
             AdmissionNeed::Nothing => 0,
             AdmissionNeed::Objects(config) => {
                 let usual = objects.saturating_mul(admission_per_object(config.policy)) / 10;
-                usual.max(self.window(shards))
+                usual.max(self.window(shards)) + config.miniature_bytes(memory, shards)
             }
         }
     }
@@ -298,7 +298,7 @@ impl Beside {
         if of.capacity == 0 {
             return self.least_admission;
         }
-        need.bytes(of.expected, n)
+        need.bytes(memory, of.expected, n)
             .min(memory.saturating_sub(self.index) / 4)
             .min(memory.saturating_sub(self.sum() + objects))
             .max(self.least_admission)

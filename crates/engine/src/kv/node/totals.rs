@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use larder_base::lock::{Lock, LockKind};
 use larder_base::{AppId, Nanos};
-use larder_policy::admission::{AppReport, ModelReport, Reason};
+use larder_policy::admission::{
+    AdmissionPolicy as _, AppReport, ModelReport, Reason, Tuned, Tuning,
+};
 
 use super::node::Node;
 use crate::dram::ObjectMemory;
@@ -35,6 +37,8 @@ pub struct Totals {
     pub ghosts: u64,
     /// Objects that an empty flash was filled with whatever admission thought of them.
     pub first_filled: u64,
+    /// The setting that admission has found; `None` where it looks for none.
+    pub tuning: Option<Tunings>,
     /// Objects that admission refused, by reason.
     pub rejected: Vec<(&'static str, u64)>,
     /// The flash index is too small for the objects that come to flash.
@@ -47,6 +51,33 @@ pub struct Totals {
     pub reports: BTreeMap<AppId, AppReport>,
     /// The log; `None` without flash.
     pub log: Option<LogTotals>,
+}
+
+/// The settings that the shards' admission has found by itself. Means are those of the shards.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tunings {
+    /// What is asked of a write is multiplied by this (the geometric mean).
+    pub thrift: f64,
+    /// Why: the furthest that a shard has come to.
+    pub reason: Tuned,
+    /// The part of the reads, 0..=1, that miniatures with these settings miss.
+    pub misses: f64,
+    /// The part of the reads that the best of the other settings that are tried would miss less.
+    pub gain: f64,
+}
+
+impl Tunings {
+    fn of(shards: &[Tuning]) -> Option<Tunings> {
+        let reason = shards.iter().map(|shard| shard.reason).max()?;
+        let mean =
+            |of: fn(&Tuning) -> f64| shards.iter().map(of).sum::<f64>() / shards.len() as f64;
+        Some(Tunings {
+            thrift: mean(|shard| f64::from(shard.thrift).ln()).exp(),
+            reason,
+            misses: mean(|shard| shard.misses),
+            gain: mean(Tuning::gain),
+        })
+    }
 }
 
 /// What the log has done, and what it may do.
@@ -98,6 +129,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             rejected: Reason::ALL.iter().map(|reason| (reason.as_str(), 0)).collect(),
             ..Totals::default()
         };
+        let mut tunings = Vec::new();
         for i in 0..self.shards() {
             all.lock_waits += self.waits(i);
             let shard = self.lock(i);
@@ -119,6 +151,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
                 }
             }
             all.first_filled += shard.admission().first_filled();
+            tunings.extend(shard.admission().tuning());
             for (sum, (_, count)) in all.rejected.iter_mut().zip(shard.admission().rejected()) {
                 sum.1 += count;
             }
@@ -129,6 +162,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
                 }
             }
         }
+        all.tuning = Tunings::of(&tunings);
         // A copy: whoever looks must not change what the log is granted.
         let report = self.report.lock().clone();
         if let Some(mut budget) = report.budget {
@@ -152,6 +186,19 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_setting_is_the_mean_of_the_shards() {
+        assert_eq!(Tunings::of(&[]), None);
+        let shard = |thrift, reason| {
+            let mut tuning = Tuning::default();
+            (tuning.thrift, tuning.reason, tuning.misses) = (thrift, reason, 0.5);
+            tuning
+        };
+        let all = Tunings::of(&[shard(0.5, Tuned::TooEarly), shard(2.0, Tuned::Rate)]).unwrap();
+        assert!((all.thrift - 1.0).abs() < 1e-6, "{all:?}");
+        assert_eq!((all.reason, all.misses, all.gain), (Tuned::Rate, 0.5, 0.5));
+    }
 
     #[test]
     fn shares_of_shards_are_weighed_by_their_decisions() {

@@ -347,6 +347,9 @@ impl RunSetup {
         let setup = Setup {
             memory: s.admission_memory as usize,
             seed: self.shards[i].seed,
+            dram: s.arena_bytes,
+            flash: (f64::from_bits(s.share_bits) * self.segments as f64 * self.segment_bytes as f64)
+                as u64,
             objects: s.objects,
             share: f64::from_bits(s.share_bits),
             budget_rate: s.budget_rate_bits.map(f64::from_bits),

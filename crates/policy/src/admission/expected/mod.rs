@@ -14,9 +14,10 @@ use larder_base::{AppId, Nanos, ObjectHash, Rng};
 
 use super::cut::{Cut, Offered};
 use super::memory::KeyMemory;
+use super::miniature::{Asked, Leaving, Miniatures, Tuning, Worth};
 use super::{
     Access, AdmissionError, AdmissionPolicy, Candidate, Departure, ExpectedReadsConfig, Features,
-    Reason, Setup, Verdict,
+    Objective, Reason, Setup, Verdict,
 };
 use crate::learn::{exp2, log2_fixed};
 use follow::{Became, Follow};
@@ -78,6 +79,8 @@ pub struct ExpectedReads {
     earnings: Earnings,
     /// Holds a rate of writes, if there is one.
     cut: Option<Cut<Kind>>,
+    /// Find the setting; `None` where there is none to be found, or no memory for it.
+    miniatures: Option<Miniatures>,
     started: Option<Nanos>,
     /// As told, smoothed.
     lifetime: Option<Nanos>,
@@ -116,8 +119,18 @@ impl ExpectedReads {
         let beside =
             follow.memory_bytes() + table.memory_bytes() + Cut::<Kind>::bytes_of(setup.memory);
         let keys = setup.objects.saturating_mul(KEYS_PER_OBJECT).max(64);
+        let exponent = config.exponent();
+        let miniatures = match config.self_tuning {
+            true => {
+                let by_bytes = config.objective == Objective::Bytes;
+                Miniatures::new(setup.memory / 2, (setup.dram, setup.flash), by_bytes)
+            }
+            false => None,
+        };
+        let beside = beside + miniatures.as_ref().map_or(0, Miniatures::memory_bytes);
         Ok(ExpectedReads {
-            exponent: config.exponent(),
+            miniatures,
+            exponent,
             share: setup.share,
             memory: setup.memory,
             history: KeyMemory::new(keys, setup.memory.saturating_sub(beside)),
@@ -157,9 +170,89 @@ impl ExpectedReads {
         });
     }
 
+    /// Whether enough is known for the table to decide.
+    fn decides(&self) -> bool {
+        self.seen >= ((f64::from(LEAST_SEEN) * self.share) as u32).max(16)
+    }
+
+    /// What is asked of a write.
+    fn asked(&self, now: Nanos, lifetime: Nanos) -> Asked {
+        let floor = self.config.price * self.earnings.per_byte(now, lifetime);
+        Asked { least: self.config.least, floor }
+    }
+
+    /// Does something with the miniatures, if there are any and the key is one of theirs.
+    #[inline]
+    fn with_miniatures(
+        &mut self,
+        fingerprint: u64,
+        now: Nanos,
+        does: impl FnOnce(&mut Miniatures, &Known<'_>),
+    ) {
+        if !self.miniatures.as_ref().is_some_and(|m| m.samples(fingerprint)) {
+            return;
+        }
+        let (lifetime, decides) = (self.lifetime(now), self.decides());
+        let known = Known {
+            table: &self.table,
+            history: &self.history,
+            quartiles: &self.quartiles,
+            exponent: self.exponent,
+            lifetime,
+            decides,
+            asked: self.asked(now, lifetime),
+        };
+        if let Some(miniatures) = &mut self.miniatures {
+            does(miniatures, &known);
+        }
+    }
+
+    #[inline]
+    fn read_in_miniature(&mut self, fingerprint: u64, size: Option<u32>, now: Nanos) {
+        let rate = self.cut.as_ref().map(Cut::rate);
+        self.with_miniatures(fingerprint, now, |miniatures, known| {
+            miniatures.read(fingerprint, size, now, (known.asked, rate), |of| known.worth(of));
+        });
+    }
+
     /// Reads to be expected of an object, over a power of its size.
     fn worth(&self, of: Kind) -> f32 {
         self.table.expected(of.like) * exp2(-self.exponent * of.log2_size)
+    }
+}
+
+/// What is known of those that are judged.
+struct Known<'a> {
+    table: &'a Table,
+    history: &'a KeyMemory,
+    quartiles: &'a Quartiles,
+    exponent: f32,
+    lifetime: Nanos,
+    /// The table decides, and not the rule.
+    decides: bool,
+    asked: Asked,
+}
+
+impl Known<'_> {
+    /// What an object of a miniature is worth.
+    fn worth(&self, of: &Leaving) -> Worth {
+        let past = self.history.recall(of.fingerprint);
+        let f = Features {
+            reads: of.reads,
+            age: of.age,
+            idle: of.idle,
+            size: of.size,
+            ..Features::default()
+        };
+        let log2_size = f32::from(log2_fixed(of.size)) / 1024.0;
+        let quarter = self.quartiles.quarter(log2_size);
+        let like = table::like(&f, past, of.survivor, quarter, self.lifetime);
+        let reads = self.table.expected(like);
+        Worth {
+            reads,
+            worth: reads * exp2(-self.exponent * log2_size),
+            rule: (!self.decides).then(|| rule(&f, past.refetches, of.survivor)),
+        }
     }
 }
 
@@ -177,6 +270,10 @@ impl AdmissionPolicy for ExpectedReads {
         self.started.get_or_insert(access.at);
         self.history.write(fingerprint, update, access.at);
         self.follow.write(fingerprint, access.at, update);
+        self.with_miniatures(fingerprint, access.at, |miniatures, known| {
+            let of = (update, known.asked);
+            miniatures.write(fingerprint, access.size, of, access.at, |of| known.worth(of));
+        });
     }
 
     #[inline]
@@ -190,6 +287,7 @@ impl AdmissionPolicy for ExpectedReads {
         if self.follow.follows(fingerprint) {
             self.follow.read(fingerprint, access.at, self.lifetime(access.at), false);
         }
+        self.read_in_miniature(fingerprint, Some(access.size), access.at);
     }
 
     fn on_miss(&mut self, hash: ObjectHash, _: AppId, now: Nanos) {
@@ -198,11 +296,16 @@ impl AdmissionPolicy for ExpectedReads {
         if self.follow.follows(fingerprint) {
             self.follow.read(fingerprint, now, self.lifetime(now), true);
         }
+        self.read_in_miniature(fingerprint, None, now);
     }
 
     fn on_departure(&mut self, access: &Access, departure: Departure) {
         match departure {
-            Departure::Removed => self.follow.removed(access.hash.fingerprint(), access.at),
+            Departure::Removed => {
+                let fingerprint = access.hash.fingerprint();
+                self.follow.removed(fingerprint, access.at);
+                self.with_miniatures(fingerprint, access.at, |m, _| m.removed(fingerprint));
+            }
             // Moved: it lives on. Updated: on_write said so. Evicted: misses count in its place.
             Departure::Moved | Departure::Updated | Departure::Evicted => {}
         }
@@ -221,16 +324,18 @@ impl AdmissionPolicy for ExpectedReads {
         let kind = Kind { like, log2_size };
         let expected = self.table.expected(like);
         let worth = self.worth(kind);
-        let known = self.seen >= ((f64::from(LEAST_SEEN) * self.share) as u32).max(16);
+        let known = self.decides();
         // Less is asked where a rate allows more than is left to be written then.
-        let (ease, ease_price) =
-            self.cut.as_ref().map_or((1.0, 1.0), |cut| (cut.ease(), cut.ease_price()));
-        let floor = ease_price * self.config.price * self.earnings.per_byte(now, lifetime);
-        let least = ease * self.config.least;
-        let wanted = match known {
-            true => expected >= least && worth >= floor,
-            false => rule(f, past.refetches, candidate.survivor),
+        let asked = self.asked(now, lifetime);
+        let asked = match (&self.miniatures, &self.cut) {
+            (Some(miniatures), _) => asked.times(miniatures.thrift()),
+            (None, Some(cut)) => {
+                Asked { least: asked.least * cut.ease(), floor: asked.floor * cut.ease_price() }
+            }
+            (None, None) => asked,
         };
+        let rule = (!known).then(|| rule(f, past.refetches, candidate.survivor));
+        let wanted = asked.is_met(&Worth { reads: expected, worth, rule });
         let admitted = match self.cut.take() {
             None => wanted,
             Some(mut cut) => {
@@ -241,6 +346,9 @@ impl AdmissionPolicy for ExpectedReads {
             }
         };
         self.follow.judged(fingerprint, now, lifetime, (like, log2_size, admitted));
+        if admitted && let Some(miniatures) = &mut self.miniatures {
+            miniatures.admitted(f.size);
+        }
         match admitted {
             true => Verdict::Admit { score: worth },
             false if f.reads == 0 && past.refetches == 0 => Verdict::Reject(Reason::Unread),
@@ -260,7 +368,9 @@ impl AdmissionPolicy for ExpectedReads {
 
     #[inline]
     fn wants_read(&self, hash: ObjectHash) -> bool {
-        self.follow.follows(hash.fingerprint())
+        let fingerprint = hash.fingerprint();
+        self.follow.follows(fingerprint)
+            || self.miniatures.as_ref().is_some_and(|m| m.samples(fingerprint))
     }
 
     #[inline]
@@ -286,10 +396,16 @@ impl AdmissionPolicy for ExpectedReads {
         self.history.spared_bytes()
     }
 
+    fn tuning(&self) -> Option<Tuning> {
+        let found = self.miniatures.as_ref().map_or(Tuning::NO_MEMORY, Miniatures::tuning);
+        self.config.self_tuning.then_some(found)
+    }
+
     fn memory_bytes(&self) -> usize {
         self.history.memory_bytes()
             + self.follow.memory_bytes()
             + self.table.memory_bytes()
+            + self.miniatures.as_ref().map_or(0, Miniatures::memory_bytes)
             + self.cut.as_ref().map_or(0, Cut::memory_bytes)
     }
 

@@ -70,7 +70,7 @@ impl Quartiles {
         self.quarter(log2_size)
     }
 
-    fn quarter(&self, log2_size: f32) -> usize {
+    pub(super) fn quarter(&self, log2_size: f32) -> usize {
         self.at.iter().filter(|at| log2_size > **at).count()
     }
 }

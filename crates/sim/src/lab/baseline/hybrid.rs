@@ -125,6 +125,8 @@ impl<F: Flash> Hybrid<F> {
             seed: config.seed,
             objects,
             share: 1.0,
+            dram: 0,
+            flash: 0,
             budget_rate: None,
         };
         Ok(Hybrid {
