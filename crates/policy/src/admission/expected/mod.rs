@@ -159,7 +159,11 @@ impl ExpectedReads {
 
     /// Reads to be expected of an object, over a power of its size.
     fn worth(&self, of: Kind) -> f32 {
-        self.table.expected(of.like) * exp2(-self.exponent * of.log2_size)
+        self.worth_of(self.table.expected(of.like), of.log2_size)
+    }
+
+    fn worth_of(&self, expected: f32, log2_size: f32) -> f32 {
+        expected * exp2(-self.exponent * log2_size)
     }
 }
 
@@ -220,15 +224,15 @@ impl AdmissionPolicy for ExpectedReads {
         let like = table::like(f, past, candidate.survivor, quarter, lifetime);
         let kind = Kind { like, log2_size };
         let expected = self.table.expected(like);
-        let worth = self.worth(kind);
+        let worth = self.worth_of(expected, log2_size);
         let known = self.seen >= ((f64::from(LEAST_SEEN) * self.share) as u32).max(16);
         // Less is asked where a rate allows more than is left to be written then.
         let (ease, ease_price) =
             self.cut.as_ref().map_or((1.0, 1.0), |cut| (cut.ease(), cut.ease_price()));
-        let floor = ease_price * self.config.price * self.earnings.per_byte(now, lifetime);
+        let floor = || ease_price * self.config.price * self.earnings.per_byte(now, lifetime);
         let least = ease * self.config.least;
         let wanted = match known {
-            true => expected >= least && worth >= floor,
+            true => expected >= least && worth >= floor(),
             false => rule(f, past.refetches, candidate.survivor),
         };
         let admitted = match self.cut.take() {
