@@ -57,8 +57,8 @@ impl Group {
         ones as usize
     }
 
-    /// The eight words from `at` on, a multiple of eight.
-    #[inline]
+    /// The eight words from `at` on, a multiple of eight. Not inlined: what an array needs beside it is a few instructions.
+    #[inline(never)]
     fn line(&self, at: usize) -> [u64; 8] {
         let mut line = [0; 8];
         let mut left = (self.present[at / 64] >> (at % 64)) as u8;
@@ -169,14 +169,34 @@ impl LazyWords {
     pub fn line(&self, index: usize) -> [u64; 8] {
         assert!(index.is_multiple_of(8), "word {index} begins no line");
         match &self.table {
-            Table::Whole(words) => {
-                let line = &words[index..index + 8];
-                std::array::from_fn(|i| line[i])
-            }
+            Table::Whole(words) => *words[index..].first_chunk().expect("eight words"),
             Table::Sparse { groups, .. } => {
                 assert!(index + 8 <= self.len, "line {index} of {}", self.len);
-                let (group, at) = (&groups[index / GROUP], index % GROUP);
-                group.line(at)
+                groups[index / GROUP].line(index % GROUP)
+            }
+        }
+    }
+
+    /// Changes eight words from `index` on, which must be a multiple of eight.
+    ///
+    /// # Panics
+    /// If the line is out of bounds, or `index` is no line's start.
+    #[inline]
+    pub fn set_line(&mut self, index: usize, line: &[u64; 8]) {
+        assert!(index.is_multiple_of(8), "word {index} begins no line");
+        match &mut self.table {
+            Table::Whole(words) => words[index..index + 8].copy_from_slice(line),
+            Table::Sparse { .. } => self.set_each(index, line),
+        }
+    }
+
+    /// Changes those words that are others than before.
+    #[inline(never)]
+    fn set_each(&mut self, index: usize, line: &[u64; 8]) {
+        let before = self.line(index);
+        for (i, (&word, before)) in line.iter().zip(before).enumerate() {
+            if word != before {
+                self.set(index + i, word);
             }
         }
     }
@@ -320,6 +340,12 @@ mod tests {
                 let line = at / 8 * 8;
                 if line + 8 <= len {
                     assert_eq!(lazy.line(line), plain[line..line + 8]);
+                    if rng.chance(0.2) {
+                        let mut new = lazy.line(line);
+                        new[rng.below(8) as usize] = if zero { 0 } else { rng.next_u64() };
+                        lazy.set_line(line, &new);
+                        plain[line..line + 8].copy_from_slice(&new);
+                    }
                 }
                 let used = plain.iter().filter(|&&w| w != 0).count();
                 if let Table::Sparse { groups, used: counted, most, held } = &lazy.table {

@@ -3,6 +3,7 @@
 //! Nothing here reads a clock or draws randomness from the operating system. Time enters as [`Now`], randomness as a
 //! seed for [`Rng`], so that everything built on this crate replays.
 
+pub mod bytes;
 mod hash;
 mod lazy;
 mod lines;

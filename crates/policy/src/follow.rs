@@ -114,13 +114,22 @@ impl<T: Copy + Default> Follow<T> {
     /// Takes out those of the next set whose lifetime is over. Called with each judgement: within as many of them as there are sets
     /// everything comes to its end.
     pub(crate) fn next(&mut self, now: u32, mut ended: impl FnMut(T)) {
-        for followed in &mut self.sets[self.hand] {
-            if followed.tag != 0 && is_past(followed.until, now) {
+        let set = &mut self.sets[self.hand];
+        // Mostly none has come to its end.
+        let (mut found, mut over) = (0, false);
+        for followed in &*set {
+            let there = followed.tag != 0;
+            found += usize::from(there);
+            over |= there & is_past(followed.until, now);
+        }
+        if over {
+            for followed in set.iter_mut().filter(|of| of.tag != 0 && is_past(of.until, now)) {
                 ended(followed.of);
                 *followed = Followed::default();
+                found -= 1;
             }
-            self.found += usize::from(followed.tag != 0);
         }
+        self.found += found;
         self.hand += 1;
         if self.hand == self.sets.len() {
             self.hand = 0;

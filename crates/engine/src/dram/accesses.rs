@@ -19,10 +19,9 @@ const GAP_BITS: u32 = 3;
 /// `x` in `bits` bits behind the leading one: a code that grows with `x`, and no faster.
 #[inline]
 fn code(x: u32, bits: u32) -> u32 {
-    match x.checked_ilog2() {
-        Some(e) if e > bits => ((e - bits) << bits) + (x >> (e - bits)),
-        _ => x,
-    }
+    // As many bits as are cut off: none of a number that has no more than one before them.
+    let cut = (x | 1 << bits).ilog2() - bits;
+    (cut << bits) + (x >> cut)
 }
 
 /// The least number of a code.

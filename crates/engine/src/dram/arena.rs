@@ -16,6 +16,7 @@
 mod resize;
 
 use super::free::{FreeBlocks, FreeLists};
+use super::object::HEADER_BYTES;
 pub use resize::Tail;
 
 /// Granularity of blocks, bytes.
@@ -87,6 +88,12 @@ impl FreeBlocks for Arena {
     }
     fn set_prev_free(&mut self, unit: u32, prev: u32) {
         self.put(unit, 8, prev);
+    }
+    #[inline]
+    fn set_free_links(&mut self, unit: u32, next: u32, prev: u32) {
+        let at = unit as usize * UNIT + 4;
+        let links = u64::from(next) | u64::from(prev) << 32;
+        self.mem[at..at + 8].copy_from_slice(&links.to_le_bytes());
     }
 }
 
@@ -276,6 +283,27 @@ impl Arena {
         let start = block.0 as usize * UNIT;
         let bytes = self.units(block.0) as usize * UNIT;
         &mut self.mem[start + BLOCK_HEADER..start + bytes]
+    }
+
+    /// The header of the object in a block.
+    #[inline]
+    pub(super) fn object_header(&self, block: Block) -> &[u8; HEADER_BYTES] {
+        let start = block.0 as usize * UNIT + BLOCK_HEADER;
+        self.mem[start..].first_chunk().expect("a block has room for a header")
+    }
+
+    /// The header of the object in a block, to change.
+    #[inline]
+    pub(super) fn object_header_mut(&mut self, block: Block) -> &mut [u8; HEADER_BYTES] {
+        let start = block.0 as usize * UNIT + BLOCK_HEADER;
+        self.mem[start..].first_chunk_mut().expect("a block has room for a header")
+    }
+
+    /// `len` bytes of a block's payload, from the one at `at` on.
+    #[inline]
+    pub(super) fn part(&self, block: Block, at: usize, len: usize) -> &[u8] {
+        let start = block.0 as usize * UNIT + BLOCK_HEADER + at;
+        &self.mem[start..start + len]
     }
 
     /// The whole memory, for the runtime to advise the kernel on before it is used.

@@ -56,13 +56,18 @@ pub(super) trait FreeBlocks {
     fn prev_free(&self, block: u32) -> u32;
     fn set_next_free(&mut self, block: u32, next: u32);
     fn set_prev_free(&mut self, block: u32, prev: u32);
+    /// Both links.
+    #[inline]
+    fn set_free_links(&mut self, block: u32, next: u32, prev: u32) {
+        self.set_next_free(block, next);
+        self.set_prev_free(block, prev);
+    }
 
     /// Puts a free block of `units` at the head of its class.
     fn insert_free(&mut self, block: u32, units: u32) {
         let (fl, sl) = class_of(units);
         let head = self.lists().heads[fl][sl];
-        self.set_next_free(block, head);
-        self.set_prev_free(block, 0);
+        self.set_free_links(block, head, 0);
         if head != 0 {
             self.set_prev_free(head, block);
         }

@@ -162,7 +162,7 @@ impl ObjectMemory for Arena {
     }
     #[inline]
     fn holds_cas(&self, block: Block, cas: u64) -> bool {
-        is_short(cas, self.cas_base) || Fixed::load(self.payload(block)).has_long_cas()
+        is_short(cas, self.cas_base) || Fixed::start_of(self.object_header(block)).has_long_cas()
     }
 
     #[inline]
@@ -183,7 +183,10 @@ impl ObjectMemory for Arena {
         let fixed = Fixed::new(header, hash, long_cas, payload.len() - bytes);
         fixed.store(payload);
         object::encode_flags(header, payload);
-        object::encode(header, payload, cas_base);
+        let start = payload.first_chunk_mut().expect("a block has room for a header");
+        if object::encode(header, start, cas_base) {
+            object::encode_long_cas(header, payload);
+        }
         let body = &mut payload[fixed.key_at()..];
         let (to, rest) = body.split_at_mut(key.len());
         to.copy_from_slice(key);
@@ -191,19 +194,20 @@ impl ObjectMemory for Arena {
         first.copy_from_slice(value[0]);
         rest[..value[1].len()].copy_from_slice(value[1]);
     }
-    #[inline]
+    #[inline(always)]
     fn header(&self, block: Block) -> ObjectHeader {
         object::decode(self.payload(block), self.cas_base)
     }
     #[inline]
     fn set_header(&mut self, block: Block, header: &ObjectHeader) {
         let cas_base = self.cas_base;
-        object::encode(header, self.payload_mut(block), cas_base);
+        if object::encode(header, self.object_header_mut(block), cas_base) {
+            object::encode_long_cas(header, self.payload_mut(block));
+        }
     }
     fn copy_object(&mut self, block: Block) -> Option<Block> {
-        let payload = self.payload(block);
-        let fixed = Fixed::load(payload);
-        let bytes = payload.len() - fixed.spare();
+        let fixed = Fixed::start_of(self.object_header(block));
+        let bytes = self.payload(block).len() - fixed.spare();
         let to = self.relocate(block, bytes)?;
         let payload = self.payload_mut(to);
         let spare = payload.len() - bytes;
@@ -220,30 +224,27 @@ impl ObjectMemory for Arena {
     }
     #[inline]
     fn set_state(&mut self, block: Block, state: State) {
-        object::encode_state(self.payload_mut(block), state);
+        object::encode_state(self.object_header_mut(block), state);
     }
     #[inline]
     fn has_key(&self, block: Block, hash: u32, key: &[u8]) -> bool {
-        let payload = self.payload(block);
-        let fixed = Fixed::load(payload);
-        fixed.may_be(hash, key.len()) && payload[fixed.key_at()..].starts_with(key)
+        let fixed = Fixed::start_of(self.object_header(block));
+        fixed.may_be(hash, key.len()) && self.part(block, fixed.key_at(), key.len()) == key
     }
     #[inline]
     fn key(&self, block: Block, header: &ObjectHeader) -> &[u8] {
-        let payload = self.payload(block);
-        let start = Fixed::load(payload).key_at();
-        &payload[start..start + usize::from(header.key_len)]
+        let key_at = Fixed::start_of(self.object_header(block)).key_at();
+        self.part(block, key_at, usize::from(header.key_len))
     }
     #[inline]
     fn value(&self, block: Block, header: &ObjectHeader) -> &[u8] {
-        let payload = self.payload(block);
-        let start = Fixed::load(payload).key_at() + usize::from(header.key_len);
-        &payload[start..start + header.value_len as usize]
+        let key_at = Fixed::start_of(self.object_header(block)).key_at();
+        self.part(block, key_at + usize::from(header.key_len), header.value_len as usize)
     }
     fn write_value(&mut self, block: Block, header: &ObjectHeader, bytes: &[u8]) {
-        let payload = self.payload_mut(block);
-        let start = Fixed::load(payload).key_at() + usize::from(header.key_len);
-        payload[start..start + bytes.len()].copy_from_slice(bytes);
+        let key_at = Fixed::start_of(self.object_header(block)).key_at();
+        let start = key_at + usize::from(header.key_len);
+        self.payload_mut(block)[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -190,9 +190,10 @@ impl Fixed {
         Fixed(app << APP_SHIFT | tag(hash) << TAG_SHIFT | long | flags | spare | key_len)
     }
 
+    /// That of the object whose header this is.
     #[inline]
-    pub(super) fn load(payload: &[u8]) -> Fixed {
-        Fixed(u32::from_le_bytes([payload[0], payload[1], payload[2], payload[3]]))
+    pub(super) fn start_of(header: &[u8; HEADER_BYTES]) -> Fixed {
+        Fixed(u32_at(header, 0))
     }
 
     #[inline]
@@ -221,6 +222,12 @@ impl Fixed {
     pub(super) fn with_spare(self, spare: usize) -> Fixed {
         debug_assert!(spare <= SPARE as usize, "{spare} bytes to spare");
         Fixed(self.0 & !(SPARE << SPARE_SHIFT) | (spare as u32 & SPARE) << SPARE_SHIFT)
+    }
+
+    /// Whether there is anything between the header and the key.
+    #[inline]
+    fn has_extra(self) -> bool {
+        self.0 & (HAS_FLAGS | LONG_CAS) != 0
     }
 
     #[inline]
@@ -265,21 +272,20 @@ pub(super) fn is_short(cas: u64, base: u64) -> bool {
 
 #[inline]
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
 /// The header at the start of `payload`.
-#[inline]
+#[inline(always)]
 pub(super) fn decode(payload: &[u8], cas_base: u64) -> ObjectHeader {
     let (b, rest) =
         payload.split_first_chunk::<HEADER_BYTES>().expect("a block has room for a header");
-    let fixed = Fixed::load(b);
-    let changing = u64::from(u32_at(b, 4)) | u64::from(u32_at(b, 8)) << 32;
-    let (flags, cas_at) = if fixed.has_flags() { (u32_at(rest, 0), 4) } else { (0, 0) };
-    let cas = match fixed.has_long_cas() {
-        true => u64::from(u32_at(rest, cas_at)) << 32 | changing & u64::from(u32::MAX),
-        false => cas_base.wrapping_add(changing & ((1 << CAS_BITS) - 1)),
-    };
+    let fixed = Fixed::start_of(b);
+    let changing = u64::from_le_bytes(b[4..12].try_into().expect("eight bytes"));
+    let (mut flags, mut cas) = (0, cas_base.wrapping_add(changing & ((1 << CAS_BITS) - 1)));
+    if fixed.has_extra() {
+        (flags, cas) = decode_extra(fixed, rest, changing, cas);
+    }
     let span = (changing >> CAS_BITS) as u32 & ((1 << SPAN_CODE_BITS) - 1);
     let key_len = fixed.key_len();
     ObjectHeader {
@@ -295,15 +301,26 @@ pub(super) fn decode(payload: &[u8], cas_base: u64) -> ObjectHeader {
     }
 }
 
-/// Writes to `payload` what may change while the object lies in its block. Its [`Fixed`] word is there.
-#[inline]
-pub(super) fn encode(header: &ObjectHeader, payload: &mut [u8], cas_base: u64) {
-    let (b, rest) =
-        payload.split_first_chunk_mut::<HEADER_BYTES>().expect("a block has room for a header");
-    let fixed = Fixed::load(b);
+/// Flags and CAS of an object that has a field for one of them. Apart, since few have: the others need fewer registers.
+#[inline(never)]
+fn decode_extra(fixed: Fixed, rest: &[u8], changing: u64, short_cas: u64) -> (u32, u64) {
+    let flags = if fixed.has_flags() { u32_at(rest, 0) } else { 0 };
     let cas = if fixed.has_long_cas() {
-        let at = extra_bytes(fixed.has_flags(), false);
-        rest[at..at + 4].copy_from_slice(&((header.cas >> 32) as u32).to_le_bytes());
+        let upper = u32_at(rest, extra_bytes(fixed.has_flags(), false));
+        u64::from(upper) << 32 | changing & u64::from(u32::MAX)
+    } else {
+        short_cas
+    };
+    (flags, cas)
+}
+
+/// Writes to the start of a payload what may change while the object lies in its block. Its [`Fixed`] word is there. Returns whether the CAS is
+/// a long one, of which [`encode_long_cas`] writes the upper half.
+#[inline]
+#[must_use]
+pub(super) fn encode(header: &ObjectHeader, b: &mut [u8; HEADER_BYTES], cas_base: u64) -> bool {
+    let long_cas = Fixed::start_of(b).has_long_cas();
+    let cas = if long_cas {
         header.cas & u64::from(u32::MAX)
     } else {
         debug_assert!(is_short(header.cas, cas_base), "no room for a long CAS");
@@ -315,6 +332,14 @@ pub(super) fn encode(header: &ObjectHeader, payload: &mut [u8], cas_base: u64) {
     b[12..16].copy_from_slice(&header.expiry.0.to_le_bytes());
     b[16..20].copy_from_slice(&header.written.to_le_bytes());
     b[20..24].copy_from_slice(&header.accesses.read_bytes());
+    long_cas
+}
+
+/// Writes the upper half of an object's long CAS.
+pub(super) fn encode_long_cas(header: &ObjectHeader, payload: &mut [u8]) {
+    let Some((b, rest)) = payload.split_first_chunk_mut() else { return };
+    let at = extra_bytes(Fixed::start_of(b).has_flags(), false);
+    rest[at..at + 4].copy_from_slice(&((header.cas >> 32) as u32).to_le_bytes());
 }
 
 /// Writes the flags of a new object, whose [`Fixed`] word is there.
@@ -327,9 +352,9 @@ pub(super) fn encode_flags(header: &ObjectHeader, payload: &mut [u8]) {
 
 /// Changes the state alone.
 #[inline]
-pub(super) fn encode_state(payload: &mut [u8], state: State) {
-    let lowest = payload[STATE_AT] & 1;
-    payload[STATE_AT] = state.0 << 1 | lowest;
+pub(super) fn encode_state(header: &mut [u8; HEADER_BYTES], state: State) {
+    let lowest = header[STATE_AT] & 1;
+    header[STATE_AT] = state.0 << 1 | lowest;
 }
 
 #[cfg(test)]

@@ -262,7 +262,7 @@ impl<M: ObjectMemory> KvShard<M> {
         // flash can have changed since.
         if victims
             && self.may_go(&h)
-            && (self.wanted.remove(&hash.dram()) || self.judged(now, hash, &h).is_some())
+            && (self.wanted.remove(hash.dram()) || self.judged(now, hash, &h).is_some())
         {
             let short = self.is_starved();
             let fate = self.stage_one(now, hash, block, &h, sink, report);

@@ -9,6 +9,7 @@ mod expire;
 mod flash;
 mod index_room;
 mod log;
+mod marks;
 pub mod node;
 mod ops;
 mod planted;

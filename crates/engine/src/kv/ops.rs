@@ -186,17 +186,14 @@ impl<M: ObjectMemory> KvShard<M> {
             self.sweep.note(expiry);
             self.changed_in_place(req, block, &mut h);
         }
-        let mut item = Item { expiry_before, ..Self::item(&self.arena, now, block, &h) };
-        if get.meta && !item.already_won && (item.stale || recache) {
+        let wins = get.meta && !h.state.has(State::WON) && (h.state.has(State::STALE) || recache);
+        if wins {
             h.state = h.state.with(State::WON);
             self.changed_in_place(req, block, &mut h);
-            item = Item {
-                won: true,
-                already_won: false,
-                expiry_before,
-                ..Self::item(&self.arena, now, block, &h)
-            };
         }
+        let already_won = h.state.has(State::WON) && !wins;
+        let item = Self::item(&self.arena, now, block, &h);
+        let item = Item { expiry_before, won: wins, already_won, ..item };
         fx.reply(Reply::Item(item));
         h.note_read(now.millis32());
         h.state = h.state.with(State::FETCHED).with_clock(self.raised(h.state.clock()));

@@ -10,6 +10,7 @@ use super::access_times::AccessTimes;
 use super::api::{Effects, Item, Location, Request, Tier};
 use super::config::{ClockMode, ShardConfig};
 use super::index_room::IndexRoom;
+use super::marks::Marks;
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
 use crate::dram::{Accesses, Arena, Block, ObjectHeader, ObjectMemory, State, Table, footprint};
@@ -133,7 +134,7 @@ pub struct KvShard<M = Arena> {
     pub(super) flushed: BTreeSet<u64>,
     /// Objects in DRAM that admission wants on flash and that are not on their way: a write would have displaced them, or no open segment had
     /// room. Each by its hash in DRAM: two of one hash share the mark.
-    pub(super) wanted: BTreeSet<u32>,
+    pub(super) wanted: Marks,
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
@@ -239,7 +240,7 @@ impl<M: ObjectMemory> KvShard<M> {
             noted: None,
             scratch: Vec::new(),
             flushed: BTreeSet::new(),
-            wanted: BTreeSet::new(),
+            wanted: Marks::default(),
             next_cas: config.cas_base,
             flush_at: 0,
             cleaner_woken: false,
@@ -589,7 +590,7 @@ impl<M: ObjectMemory> KvShard<M> {
     ) {
         self.table.unlink(&mut self.arena, hash.dram(), block);
         if !self.wanted.is_empty() {
-            self.wanted.remove(&hash.dram());
+            self.wanted.remove(hash.dram());
         }
         let bytes = self.arena.block_bytes(block);
         if h.state.has(State::STAGED) {
@@ -794,7 +795,7 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         let expired = h.expiry.is_past(now.wall);
         let hash = self.hash_of(block, &h);
-        if ask && !expired && self.wanted.contains(&hash.dram()) {
+        if ask && !expired && self.wanted.contains(hash.dram()) {
             return Displaced::Spared;
         }
         let bytes = self.arena.block_bytes(block);
@@ -814,8 +815,8 @@ impl<M: ObjectMemory> KvShard<M> {
         Displaced::Freed { bytes, judged, expired }
     }
 
-    /// Objects that are noted as wanted on flash, at most: some ten bytes each, a hundredth of the memory. Beyond, the cleaner waits until a
-    /// segment has been written.
+    /// Objects that are noted as wanted on flash, at most: eight to sixteen bytes each, some hundredth of the memory. Beyond, the cleaner
+    /// waits until a segment has been written.
     pub(super) fn most_wanted(&self) -> usize {
         (self.arena.capacity() / 1024).clamp(1024, 4096)
     }

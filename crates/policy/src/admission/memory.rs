@@ -189,16 +189,7 @@ impl KeyMemory {
             set.put(way, e.pack());
         } else {
             // An empty place, or the one written longest ago.
-            let age = |way: usize| match set.entry(way) {
-                0 => EPOCHS as u32,
-                bits => self.age(bits),
-            };
-            let mut victim = 0;
-            for way in 1..WAYS {
-                if age(way) > age(victim) {
-                    victim = way;
-                }
-            }
+            let victim = set.oldest(self.epoch as u32);
             let last = self.epoch as u32;
             let new = Entry { tag, refetches: 0, updates: 0, missed: false, away: 0, last };
             set.put(victim, new.pack());
@@ -209,11 +200,9 @@ impl KeyMemory {
 
     /// Empties the places of keys that were not written for so long.
     fn forget_old(&self, set: &mut Set) {
-        for way in 0..WAYS {
-            let bits = set.entry(way);
-            if bits != 0 && self.age(bits) >= KEPT {
-                set.put(way, 0);
-            }
+        const { assert!(KEPT == 24, "what is old") };
+        for way in set.old(self.epoch as u32) {
+            set.put(way, 0);
         }
     }
 

@@ -175,10 +175,9 @@ impl ExpectedReads {
         self.seen >= ((f64::from(LEAST_SEEN) * self.share) as u32).max(16)
     }
 
-    /// What is asked of a write.
-    fn asked(&self, now: Nanos, lifetime: Nanos) -> Asked {
-        let floor = self.config.price * self.earnings.per_byte(now, lifetime);
-        Asked { least: self.config.least, floor }
+    /// What a write has to be worth.
+    fn floor(&self, now: Nanos, lifetime: Nanos) -> f32 {
+        self.config.price * self.earnings.per_byte(now, lifetime)
     }
 
     /// Does something with the miniatures, if there are any and the key is one of theirs.
@@ -200,7 +199,7 @@ impl ExpectedReads {
             exponent: self.exponent,
             lifetime,
             decides,
-            asked: self.asked(now, lifetime),
+            asked: Asked { least: self.config.least, floor: self.floor(now, lifetime) },
         };
         if let Some(miniatures) = &mut self.miniatures {
             does(miniatures, &known);
@@ -217,7 +216,11 @@ impl ExpectedReads {
 
     /// Reads to be expected of an object, over a power of its size.
     fn worth(&self, of: Kind) -> f32 {
-        self.table.expected(of.like) * exp2(-self.exponent * of.log2_size)
+        self.worth_of(self.table.expected(of.like), of.log2_size)
+    }
+
+    fn worth_of(&self, expected: f32, log2_size: f32) -> f32 {
+        expected * exp2(-self.exponent * log2_size)
     }
 }
 
@@ -323,19 +326,19 @@ impl AdmissionPolicy for ExpectedReads {
         let like = table::like(f, past, candidate.survivor, quarter, lifetime);
         let kind = Kind { like, log2_size };
         let expected = self.table.expected(like);
-        let worth = self.worth(kind);
-        let known = self.decides();
-        // Less is asked where a rate allows more than is left to be written then.
-        let asked = self.asked(now, lifetime);
-        let asked = match (&self.miniatures, &self.cut) {
-            (Some(miniatures), _) => asked.times(miniatures.thrift()),
-            (None, Some(cut)) => {
-                Asked { least: asked.least * cut.ease(), floor: asked.floor * cut.ease_price() }
-            }
-            (None, None) => asked,
+        let worth = self.worth_of(expected, log2_size);
+        // Less is asked where miniatures found that to be better, or a rate allows more than is left to be written then.
+        let (least, floor) = match (&self.miniatures, &self.cut) {
+            (Some(miniatures), _) => (miniatures.thrift().min(1.0), miniatures.thrift()),
+            (None, Some(cut)) => (cut.ease(), cut.ease_price()),
+            (None, None) => (1.0, 1.0),
         };
-        let rule = (!known).then(|| rule(f, past.refetches, candidate.survivor));
-        let wanted = asked.is_met(&Worth { reads: expected, worth, rule });
+        let wanted = match self.decides() {
+            true => {
+                expected >= least * self.config.least && worth >= floor * self.floor(now, lifetime)
+            }
+            false => rule(f, past.refetches, candidate.survivor),
+        };
         let admitted = match self.cut.take() {
             None => wanted,
             Some(mut cut) => {

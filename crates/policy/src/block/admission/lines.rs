@@ -220,11 +220,7 @@ impl Lines {
             }
             None => {
                 // An empty place, or the one touched longest ago.
-                let age = |way: usize| match set.entry(way) {
-                    0 => EPOCHS as u32,
-                    bits => self.idle_of(bits),
-                };
-                let victim = (1..WAYS).fold(0, |v, way| if age(way) > age(v) { way } else { v });
+                let victim = set.oldest(self.epoch as u32);
                 self.forget(set.entry(victim));
                 (victim, Entry { tag, past: Past::default(), last })
             }
