@@ -11,6 +11,10 @@
 //! only when a FRONTIER that no longer counts it as live is durable [saidfree]. Client writes leave segments for FRONTIERs and for parking
 //! [reserve]; a FRONTIER takes one of those only where that frees one, or lets go of what holds the oldest and leaves enough for parking.
 //!
+//! Of free segments the one that was freed last is filled next. So a log that holds little goes round in few segments, and what it left in
+//! the others long ago is not written anew: each stale page that a drive takes for valid it copies, where it could be spare
+//! (`docs/results/drive-share.md`).
+//!
 //! A FLUSH joins the next flush of the device that *begins*, and covers the batches whose writes had ended by then [flushlog]. Rules in
 //! brackets are those of `models/write_back.py`.
 
@@ -346,7 +350,7 @@ impl Segments {
         }
         while let Some(&(_, segment)) = self.retired.front().filter(|(at, _)| *at < said) {
             self.retired.pop_front();
-            self.free.push_back(segment);
+            self.free.push_front(segment);
         }
     }
 
@@ -512,5 +516,32 @@ impl Segments {
     /// The parked segments.
     pub fn parked(&self) -> &[Parked] {
         &self.parked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log that never holds more than a few segments stays in as many, however long it goes on.
+    #[test]
+    fn a_log_that_holds_little_goes_round_in_few_segments() {
+        let config = Config { segments: 64, room: 64 << 10, footer: (96, 4096), reserve: 8 };
+        let size = Size { bytes: 16 << 10, footer: 56 };
+        let mut segments = Segments::new(config);
+        let mut used = std::collections::BTreeSet::new();
+        for _ in 0..2000 {
+            let placed = segments.place(Purpose::Clients, size, size, 1).unwrap();
+            used.insert(placed.segment);
+            if placed.opens {
+                segments.says(placed.number);
+            }
+            segments.ended(placed.number);
+            segments.flushed(segments.flush_begins());
+            segments.let_go(placed.number);
+        }
+        // The one that is open, the one before, which the open one's FRONTIER still counts, and the one before that.
+        assert!(used.len() <= 4, "{used:?}");
+        assert_eq!(segments.free() + segments.live.len() + segments.retired.len(), 64);
     }
 }
