@@ -169,7 +169,7 @@ impl Machine {
         let base = cas_base(now.wall, least, rng.next_u64());
         let names = opened.as_ref().map_or(Vec::new(), |opened| opened.new_names(&[]));
         let setup = setup_alone(self.superblock(), base, policy, self.buckets, names.clone());
-        let index = || Words::heap(FlashIndex::words_for(self.buckets));
+        let index = || Words::heap(index_words(self.buckets));
         let words = (0..SHARDS).map(|_| index()).collect();
         let started = start(&setup, words, None, None, 0, options)?;
         self.back = opened.map_or_else(Back::default, |o| o.load(&started.0, &names, now));
