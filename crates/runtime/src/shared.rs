@@ -330,7 +330,7 @@ impl Supply for Part {
             Ok(()) => self.backed.store(end, Ordering::Relaxed),
             Err(errno) => {
                 tracing::warn!(
-                    "the flash index cannot grow: shared memory for {} more cannot be had ({})",
+                    "{} more of shared memory cannot be had: {}",
                     ByteSize(end - from),
                     io::Error::from(errno)
                 );
@@ -372,7 +372,7 @@ fn reserve(
     parts: &[Range<u64>],
     fresh: bool,
 ) -> Result<(), SharedError> {
-    let needed = parts.iter().map(|part| part.end - part.start).sum();
+    let needed: u64 = parts.iter().map(|part| part.end - part.start).sum();
     let free =
         rustix::fs::fstatvfs(file).map_or(u64::MAX, |v| v.f_bavail.saturating_mul(v.f_frsize));
     // The pages count against the memory limit too, and passing that one ends the process instead of the call.
@@ -381,16 +381,16 @@ fn reserve(
     if fresh && needed > free {
         return Err(no_room(free));
     }
-    let io =
+    let failed =
         |source: io::Error| SharedError::Io { path: path.to_owned(), action: "reserve", source };
     if fresh {
-        file.set_len(length).map_err(io)?;
+        file.set_len(length).map_err(failed)?;
     }
     for part in parts {
         match allocate(file, part.start, part.end - part.start) {
             Ok(()) => {}
             Err(Errno::NOSPC | Errno::FBIG | Errno::NOMEM) => return Err(no_room(free)),
-            Err(e) => return Err(io(e.into())),
+            Err(e) => return Err(failed(e.into())),
         }
     }
     Ok(())

@@ -19,7 +19,7 @@
 //! it is cleared where it was. What a cut leaves in the old bucket is found to be of another one when the index is attached, and dropped.
 //! A bucket that is taken back has its entries in hand while the number changes: a cut loses those of one bucket, which a cache may.
 
-use super::bucket::{Line, MAX_WIDTH, PAIRS, Raw, SLOTS, SPREAD, WORDS, positions};
+use super::bucket::{Line, Raw, SLOTS, SPREAD, WORDS, positions};
 use super::candidates::Candidates;
 use super::{FlashIndex, HEADER_WORDS, Inserted, distinct, least_width};
 
@@ -116,7 +116,13 @@ impl FlashIndex {
         let moving: u32 = positions(line.live())
             .filter(|&pos| self.spots.moves(line.tag(pos)))
             .fold(0, |m, pos| m | 1 << pos);
-        let moved = Line::of(positions(moving).map(|pos| line.raw(pos)));
+        let mut moved = [Raw::default(); SLOTS];
+        let mut count = 0;
+        for pos in positions(moving) {
+            moved[count] = line.raw(pos);
+            count += 1;
+        }
+        let moved = Line::of(&moved[..count]);
         // Nobody looks there yet, and what an earlier index has left there goes.
         self.update(to, &self.line(to), &moved);
         self.set_buckets(to + 1);
@@ -167,10 +173,9 @@ impl FlashIndex {
 
 impl Line {
     /// A bucket of these entries alone, as many as one of its width can hold.
-    fn of(entries: impl Iterator<Item = Raw> + Clone) -> Line {
-        let wide = entries.clone().filter(|raw| raw.is_wide()).count();
+    fn of(entries: &[Raw]) -> Line {
+        let wide = entries.iter().filter(|raw| raw.is_wide()).count();
         let mut line = Line([0; WORDS]).with_width(least_width(wide as u32));
-        debug_assert!(wide <= PAIRS[MAX_WIDTH]);
         for raw in entries {
             let free = if raw.is_wide() { line.free_wide() } else { line.free_small() };
             let pos = free.trailing_zeros() as usize;

@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use larder_base::lock::Single;
 use larder_base::{AppId, Now, Rng, UnixSecs, Words};
-use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::Node;
 use larder_engine::kv::node::start::{
     Claim, ComeBack, DramKeeper, FlashFound, KeepIo, NoteFile, Proved, RunNote, TakeIo, UsedFlash,
@@ -14,7 +13,7 @@ use larder_engine::kv::node::start::{
 use larder_engine::kv::{IoFailed, Saved};
 use larder_format::memory_file::Meta;
 
-use super::starts::{Kept, Machine, NotStarted, Started, kill_or, setup_alone, start};
+use super::starts::{Kept, Machine, NotStarted, Started, index_words, kill_or, setup_alone, start};
 use super::world::{Options, SHARDS};
 
 /// How often a step fails.

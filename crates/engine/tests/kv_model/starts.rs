@@ -1,11 +1,12 @@
 //! What outlives a run, and how it comes and goes: the engine's own starts and stops, killed between any two steps; memory that a
 //! power cut takes; a flash or a directory that is put back from a copy. Runs without flash and memory files: [`dram`](super::dram).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::lock::Single;
-use larder_base::{HashKey, Killed, Nanos, Now, Rng, UnixSecs, Words};
+use larder_base::{HashKey, Killed, Nanos, Now, Rng, Supply, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::start::{
     BINDING_WORDS, Closed, DramKeeper, Drawn, FlashFound, LATEST, Left, NoteFile, RunNote, Shape,

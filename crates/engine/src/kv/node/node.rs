@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use larder_base::lock::{Lock, LockKind, Rank, SharedLock};
-use larder_base::{AppId, ByteSize, KeyHasher, Now, ObjectHash, UnixSecs, Words};
+use larder_base::{AppId, ByteSize, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_policy::application::{ApplicationError, Lookup};
 use larder_policy::learn::{Model, TrainingSet};
 

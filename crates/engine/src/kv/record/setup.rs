@@ -77,6 +77,7 @@ pub struct ShardSetup {
     /// Buckets of the flash index at first.
     pub buckets: u32,
     /// See [`ShardConfig::index_most`].
+    #[serde(default)]
     pub index_most: u32,
     /// See [`Setup::memory`].
     pub admission_memory: u64,
