@@ -1,14 +1,19 @@
 //! How an index grows and shrinks while it is in use: one bucket at a time, in place, and no key is read.
 //!
-//! That is linear hashing (Litwin, VLDB 1980), with bits of the *tag* for those of the hash that a slot has not kept. Of a base of n buckets
-//! the first is split first: its entries whose tag ends in 1 move to a new bucket, number n, behind the last one; then the second, and so
-//! on. When all are split there are 2n and the first is split by the next bit. So bucket `b + n k` holds what bucket `b` of the base would,
-//! of the tags that end in k, and where an entry lies follows from its bucket of the base and its tag; an entry's other bucket does, too.
+//! That is linear hashing (Litwin, VLDB 1980), by bits that follow from an entry's *tag* and its bucket of the base ([`lot`]) where others
+//! take bits of the hash, which a slot has not kept. Of a base of n buckets the first is split first: its entries whose lot ends in 1 move to
+//! a new bucket, number n, behind the last one; then the second, and so on. When all are split there are 2n, and the first is split by the next
+//! bit. So bucket `b + n k` holds what bucket `b` of the base would, of the lots that end in k. Where an entry lies follows from its bucket of
+//! the base and its tag, and so does its other bucket.
 //!
 //! ```text
 //! base 4, 6 buckets     0 (…0)   1 (…0)   2   3   4: 0 (…1)   5: 1 (…1)
 //!                                         ^ split next, into 6
 //! ```
+//!
+//! An entry's two buckets are split by bits that have nothing to do with each other. Were it the tag's own bits for both, its buckets
+//! would lie in the same half of a doubled index, and splitting the buckets of one half would make no room in the other. As it is, an
+//! index can be filled to 97 % at any number of buckets in between, since entries move from what is not split yet to what is.
 //!
 //! The price: k bits of the tag say nothing more within a bucket once the index has 2^k times its base, so that a probe for a key that is
 //! not there meets 2^k times as many false candidates (0.8 in a hundred probes of an index of its base, at full load). Hence
@@ -23,14 +28,21 @@ use super::bucket::{Line, Raw, SLOTS, SPREAD, WORDS, positions};
 use super::candidates::Candidates;
 use super::{FlashIndex, HEADER_WORDS, Inserted, distinct, least_width};
 
-/// An index grows to so many times its base, at most: three bits of the tag.
+/// An index grows to so many times its base, at most: three bits of a lot.
 pub(super) const MOST_TIMES: u64 = 8;
+
+/// By which bits bucket `bucket` of the base is split, for an entry of `tag`: as many as an index can grow by.
+#[inline]
+fn lot(bucket: u32, tag: u16) -> u32 {
+    // Fibonacci hashing: of a product the highest bits depend on all of the factor.
+    (bucket.wrapping_mul(0x9e37_79b1) ^ u32::from(tag).wrapping_mul(0x85eb_ca6b)) >> 29
+}
 
 /// Where what belongs to a bucket of the base lies now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spots {
     base: u32,
-    /// Bits of the tag by which all buckets are split.
+    /// Bits of the lot by which all buckets are split.
     mask: u32,
     /// Buckets that those make.
     full: u32,
@@ -49,14 +61,17 @@ impl Spots {
 
     #[inline]
     pub(super) fn of(&self, bucket: u32, tag: u16) -> u32 {
-        let tag = u32::from(tag);
-        let spot = bucket + self.base * (tag & self.mask);
-        if spot < self.split { spot + self.full * (tag >> self.next & 1) } else { spot }
+        if self.split | self.mask == 0 {
+            return bucket;
+        }
+        let lot = lot(bucket, tag);
+        let spot = bucket + self.base * (lot & self.mask);
+        if spot < self.split { spot + self.full * (lot >> self.next & 1) } else { spot }
     }
 
-    /// Whether an entry of `tag` that may be in the bucket which is split next moves to the new one.
+    /// Whether an entry of `tag` in the bucket which is split next moves to the new one.
     fn moves(&self, tag: u16) -> bool {
-        tag >> self.next & 1 == 1
+        lot(self.split % self.base, tag) >> self.next & 1 == 1
     }
 }
 

@@ -24,8 +24,10 @@ const SPLITS: u32 = 1024;
 const GIVES: usize = 1 << 20;
 /// Steps in which the first buckets are doubled.
 const STEPS: u32 = 16;
-/// Load from which on an index grows: it holds more, but what comes while it grows needs room.
+/// Load from which on an index grows that has not grown yet, and one that has: it holds more, but what comes while it grows needs room, and
+/// one that is not doubled whole holds less.
 const FULL: f64 = FlashIndex::TARGET_LOAD;
+const FULL_GROWN: f64 = 0.96;
 /// An index shrinks when it would have been filled less than this.
 const ROOMY: f64 = 0.85;
 
@@ -155,7 +157,8 @@ impl<M: ObjectMemory> KvShard<M> {
     fn look_at_index(&mut self) {
         let (buckets, base) = (self.index.buckets(), self.index.base_buckets());
         let unit = (base / STEPS).max(1);
-        let fills = self.index.load() >= FULL || self.index_room.forces();
+        let full = if buckets > base { FULL_GROWN } else { FULL };
+        let fills = self.index.load() >= full || self.index_room.forces();
         let (can_grow, room) = (self.index_can_grow(), self.index.room());
         let size = &mut self.index_size;
         if fills && can_grow {
