@@ -196,7 +196,9 @@ impl<M: ObjectMemory> KvShard<M> {
             self.index_size.step = Step::Takes;
             return;
         }
-        (has..part).for_each(|_| drop(self.index.grow()));
+        for _ in has..part {
+            self.index.grow();
+        }
         if part == goal {
             self.index_size.grown += 1;
             self.index_stays();
