@@ -188,20 +188,23 @@ fn a_grown_index_outlives_the_process() {
         let node = &site.store.node;
         (0..node.shards()).map(|i| node.lock(i).index().buckets()).collect()
     };
-    let memory = |site: &Site| -> u64 { site.stats().memory.iter().map(|(_, bytes)| bytes).sum() };
+    let memory = |site: &Site| -> u64 {
+        let shared = |name| ["objects", "flash_index"].contains(&name);
+        site.stats().memory.iter().filter(|(name, _)| shared(*name)).map(|(_, bytes)| bytes).sum()
+    };
     let (site, _) = open(&config, device.clone()).unwrap();
     let (base, before) = (buckets(&site), memory(&site));
     for round in 0..40 {
         (0..20_000).for_each(|_| client.step(&site));
         // In the middle, where it has a long way to go.
-        if round >= 2 && site.stats().index_grown > 2 * base.len() as u64 {
+        if round >= 2 && site.stats().index_grown > 6 * base.len() as u64 {
             break;
         }
     }
     let (grown, kept) =
         (buckets(&site), site.store.node.totals(site.clock.now().mono).flash_objects);
     assert!(grown.iter().sum::<u32>() > base.iter().sum::<u32>() * 5 / 4, "{base:?} {grown:?}");
-    assert!(memory(&site) <= before + (64 << 10), "{before} bytes, {}", memory(&site));
+    assert!(memory(&site) <= before + (4 << 10), "{before} bytes, {}", memory(&site));
     // Without a checkpoint: the index is in memory alone.
     config.hurry.store(true, Ordering::Relaxed);
     site.stop(false);
@@ -209,8 +212,9 @@ fn a_grown_index_outlives_the_process() {
     let (site, opened) = open(&config, device.clone()).unwrap();
     assert_eq!(opened.warmth, Some(Warmth::Memory));
     assert_eq!(site.stats().index_grown, 0);
-    assert!(opened.kept >= kept && buckets(&site).iter().zip(&grown).all(|(is, was)| is >= was));
-    assert!(memory(&site) <= before + (64 << 10), "{before} bytes, {}", memory(&site));
+    assert!(opened.kept > kept * 9 / 10, "{} of {kept}", opened.kept);
+    assert!(buckets(&site).iter().zip(&grown).all(|(is, was)| is >= was));
+    assert!(memory(&site) <= before + (4 << 10), "{before} bytes, {}", memory(&site));
     let there = client.check_all(&site);
     assert!(there >= opened.kept * 9 / 10, "{there} of {}", opened.kept);
     (0..20_000).for_each(|_| client.step(&site));
