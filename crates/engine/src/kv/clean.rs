@@ -489,7 +489,7 @@ impl<M: ObjectMemory> KvShard<M> {
             self.remove_dram(s.hash, s.block, &h, Some((now, Departure::Moved)));
         }
         self.dead_staged[usize::from(kind == Kind::Large)].clear();
-        self.follow_index(now);
+        self.follow_index_after_segment(now);
     }
 
     /// The segment could not be written: what was staged for it stays in DRAM.

@@ -1,7 +1,7 @@
 //! How large the flash index is: it follows the objects that are on flash, a step at a time, within the shard's memory.
 //!
-//! It grows when it is full, as far as memory allows, and shrinks when all that came in one turn of the flash would have fitted a smaller one.
-//! A step is a sixteenth of what it had at first. It goes on with each call of the log, which does a bounded part of it with the shard locked:
+//! It grows when it is full, as far as memory allows, by a sixteenth of what it had at first, and shrinks when all that it held in one turn of the
+//! flash would have fitted a smaller one. It goes on with each call of the log, which does a bounded part of it with the shard locked:
 //!
 //! ```text
 //! rests ──full──▶ the memory for objects gives up a step's bytes ──▶ buckets are split ──▶ rests
@@ -28,7 +28,7 @@ const STEPS: u32 = 16;
 /// one that is not doubled whole holds less.
 const FULL: f64 = FlashIndex::TARGET_LOAD;
 const FULL_GROWN: f64 = 0.96;
-/// An index shrinks when it would have been filled less than this.
+/// An index shrinks to what would have been filled so far.
 const ROOMY: f64 = 0.85;
 
 /// Where a step stands.
@@ -56,9 +56,9 @@ pub(super) struct IndexSize {
     step: Step,
     /// There was no memory to grow by.
     refused: bool,
-    /// Slots in use at most since as many entries were inserted as there are slots, and how many were since.
+    /// Slots in use at most since the present turn of the flash began, and segments that were published since.
     peak: u64,
-    since: u64,
+    since: u32,
     /// Steps that were taken: by which it grew, and shrank.
     grown: u64,
     shrunk: u64,
@@ -121,8 +121,13 @@ impl<M: ObjectMemory> KvShard<M> {
     /// An entry was inserted.
     pub(super) fn note_index_use(&mut self) {
         let size = &mut self.index_size;
-        size.since += 1;
         size.peak = size.peak.max(self.index.len() + self.index.wide());
+    }
+
+    /// A segment was published.
+    pub(super) fn follow_index_after_segment(&mut self, now: Now) {
+        self.index_size.since = self.index_size.since.saturating_add(1);
+        self.follow_index(now);
     }
 
     /// Takes the index a part of a step closer to the size that it should have.
@@ -166,14 +171,16 @@ impl<M: ObjectMemory> KvShard<M> {
             size.step = Step::Gives;
             return;
         }
-        if size.since < self.index.capacity() {
+        if size.since < u32::from(self.config.flash.segments) {
             return;
         }
-        let fewer = buckets.saturating_sub(unit).max(base);
-        let slots = u64::from(fewer) * u64::from(FlashIndex::SLOTS_PER_BUCKET);
-        let roomy = (size.peak as f64) < slots as f64 * ROOMY;
+        let each = f64::from(FlashIndex::SLOTS_PER_BUCKET) * ROOMY;
+        // A conversion from a float saturates.
+        let needed = (size.peak as f64 / each).ceil() as u32;
+        let steps = needed.saturating_sub(base).div_ceil(unit);
+        let fewer = base.saturating_add(steps.saturating_mul(unit));
         (size.peak, size.since) = (0, 0);
-        if roomy && fewer < buckets {
+        if fewer < buckets {
             size.goal = fewer;
             size.step = Step::Shrinks;
         }
