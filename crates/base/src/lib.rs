@@ -23,7 +23,7 @@ pub use rng::Rng;
 pub use short::Short;
 pub use size::{ByteSize, Endurance, ParseEnduranceError, ParseSizeError};
 pub use time::{Expiry, Nanos, Now, UnixSecs};
-pub use words::{Killed, Words};
+pub use words::{Killed, Supply, Words};
 
 /// A name space of keys with its own classifier, statistics and share of the cache (see the glossary).
 ///

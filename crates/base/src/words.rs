@@ -1,6 +1,7 @@
 //! Words of memory that may outlive the process.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
@@ -21,6 +22,16 @@ pub struct Words {
     fuse: Option<Arc<AtomicU64>>,
     /// A store beyond the fuse ends the run instead of being dropped.
     fatal: bool,
+    /// Who has the memory of the words behind the first ones, where they are not all there from the start.
+    supply: Option<Arc<dyn Supply>>,
+}
+
+/// Who supplies memory for words that are mapped and not all backed by memory: a store to one that is not would end the process.
+pub trait Supply: Send + Sync {
+    /// Backs the words of `range` with memory; those that are backed already stay as they are. Returns false if there is none.
+    fn back(&self, range: Range<usize>) -> bool;
+    /// Gives the memory of the words of `range` back, as far as that goes. They are zero when they are backed again.
+    fn give_back(&self, range: Range<usize>);
 }
 
 /// The payload with which a store beyond a shared fuse unwinds ([`Words::share_fuse`]).
@@ -42,14 +53,14 @@ impl Words {
         // Zeroed pages straight from the allocator: a large index does not touch its memory before it is used.
         let all = to_cells(vec![0u64; len + LINE_WORDS - 1].into_boxed_slice());
         let start = to_line(all.as_ptr());
-        Words { cells: Cells::Heap { all, start, len }, fuse: None, fatal: false }
+        Words { cells: Cells::Heap { all, start, len }, fuse: None, fatal: false, supply: None }
     }
 
     /// `len` zero words on the heap that take memory as they are used, as [`LazyWords::growing`] has it: for simulations of
     /// large tables that are hardly filled. Slower than [`Words::heap`] until they are.
     pub fn growing(len: usize, percent: usize) -> Words {
         let cells = Cells::Lazy(LazyWords::growing(len, percent));
-        Words { cells, fuse: None, fatal: false }
+        Words { cells, fuse: None, fatal: false, supply: None }
     }
 
     /// Bytes of memory that the words take now.
@@ -63,7 +74,25 @@ impl Words {
 
     /// Words that are already there, in a mapping that is never taken down.
     pub fn from_static(cells: &'static [AtomicU64]) -> Words {
-        Words { cells: Cells::Static(cells), fuse: None, fatal: false }
+        Words { cells: Cells::Static(cells), fuse: None, fatal: false, supply: None }
+    }
+
+    /// Words that are already there, in a mapping that is never taken down; those that are not backed by memory yet, `supply` has backed
+    /// ([`Words::supply`]).
+    pub fn supplied(cells: &'static [AtomicU64], supply: Arc<dyn Supply>) -> Words {
+        Words { supply: Some(supply), ..Words::from_static(cells) }
+    }
+
+    /// Makes sure that the first `len` words can be used. Returns false where there are not so many, or no memory for them.
+    pub fn supply(&mut self, len: usize) -> bool {
+        len <= self.len() && self.supply.as_ref().is_none_or(|supply| supply.back(0..len))
+    }
+
+    /// The words from `len` on are not needed: what memory of theirs can be given back is. What they hold is lost.
+    pub fn give_back(&mut self, len: usize) {
+        if let Some(supply) = &self.supply {
+            supply.give_back(len..self.len());
+        }
     }
 
     /// Whether the words outlive the process.

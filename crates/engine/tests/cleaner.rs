@@ -108,6 +108,7 @@ impl One {
                 flash_min_record: 0,
                 access_times: 16,
                 buckets: FlashIndex::buckets_for(20_000),
+                index_most: 0,
                 admission_memory: 64 << 10,
                 objects: 32_000,
                 share_bits: 1f64.to_bits(),

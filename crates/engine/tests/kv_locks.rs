@@ -273,6 +273,7 @@ fn setup() -> RunSetup {
             flash_min_record: 0,
             access_times: 16,
             buckets: 4,
+            index_most: 0,
             admission_memory: 16 << 10,
             objects: 64,
             share_bits: 0.5f64.to_bits(),

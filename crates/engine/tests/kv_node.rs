@@ -2,6 +2,7 @@
 
 use larder_base::lock::Single;
 use larder_base::{AppId, Expiry, HashKey, Nanos, Now, UnixSecs};
+use larder_engine::index::FlashIndex;
 use larder_engine::kv::api::{
     Arith, Delete, Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
@@ -10,7 +11,7 @@ use larder_engine::kv::node::{
     Turn, defaults, run_setup,
 };
 use larder_engine::kv::record::{AppsSetup, RunSetup, SetupError};
-use larder_engine::kv::{FlashGeometry, IoFailed, SegmentIo};
+use larder_engine::kv::{FlashGeometry, IndexSteps, IoFailed, SegmentIo};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::TrainingSet;
@@ -116,9 +117,19 @@ fn setup_from(
     memory: u64,
     flash: Option<u64>,
 ) -> (Result<RunSetup, SetupError>, Plan) {
+    setup_for(cas_base, memory, flash, 1024)
+}
+
+/// The same for objects of this size.
+fn setup_for(
+    cas_base: u64,
+    memory: u64,
+    flash: Option<u64>,
+    object: u32,
+) -> (Result<RunSetup, SetupError>, Plan) {
     let admission = AdmissionConfig::from_name("all").unwrap();
     let geometry = flash.map(|flash| Plan::geometry(memory, flash, MAX_ITEM).unwrap());
-    let of = geometry.as_ref().map(|geometry| (geometry, 1024));
+    let of = geometry.as_ref().map(|geometry| (geometry, object));
     let plan = Plan::new(memory, MAX_ITEM, of, AdmissionNeed::of(&admission)).unwrap();
     let cache = Cache {
         max_item: MAX_ITEM as u32,
@@ -149,8 +160,12 @@ fn setup_from(
 impl Site {
     fn new(memory: u64, flash: Option<u64>) -> Site {
         let (setup, plan) = setup(memory, flash);
+        Site::of(&setup, plan)
+    }
+
+    fn of(setup: &RunSetup, plan: Plan) -> Site {
         let shards = (0..plan.shards).map(|i| setup.build_shard(i).unwrap());
-        let node = Node::new(&setup, Some(plan), shards).unwrap();
+        let node = Node::new(setup, Some(plan), shards).unwrap();
         let maintenance = Maintenance::new(&node, setup.build_log().unwrap(), 1, 0);
         let now = Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) };
         Site { node, maintenance, disk: Disk::default(), fx: Fx::default(), now, plan }
@@ -196,8 +211,13 @@ impl Site {
 
     /// Fills DRAM, with maintenance coming whenever it is called.
     fn fill(&mut self, from: u64, keys: u64) {
+        self.fill_with(from, keys, 1000);
+    }
+
+    fn fill_with(&mut self, from: u64, keys: u64, value: usize) {
+        let value = vec![b'v'; value];
         for key in from..from + keys {
-            let sink = self.set(&format!("a{}:key{key}", key % 3), &[b'v'; 1000], Expiry::NEVER);
+            let sink = self.set(&format!("a{}:key{key}", key % 3), &value, Expiry::NEVER);
             for read in sink.verifies {
                 self.node.verify(self.now, &read, None);
             }
@@ -230,6 +250,48 @@ fn room_is_kept_ahead_of_writes_with_flash_and_without() {
 }
 
 /// A record bears the number of its application: what that stands for is kept before.
+/// Objects on flash of so many that were set, the share of those that came to flash for which another was lost, steps of the index, and
+/// bytes of objects and index.
+fn index_after(site: &mut Site, from: u64, keys: u64, value: usize) -> (u64, f64, IndexSteps, u64) {
+    let before = site.node.totals(site.now.mono).shards;
+    site.fill_with(from, keys, value);
+    site.node.validate().unwrap();
+    let all = site.node.totals(site.now.mono);
+    let forced = all.shards.forced_evictions - before.forced_evictions;
+    let written = all.shards.flash_written_objects - before.flash_written_objects;
+    let bytes = (0..site.node.shards()).map(|i| {
+        let shard = site.node.lock(i);
+        shard.object_memory_held() as u64 + shard.index().memory_bytes()
+    });
+    (all.flash_objects, forced as f64 / written as f64, all.index_steps, bytes.sum())
+}
+
+/// Objects are a third as large as was said: without growth most of the flash is lost to forced evictions.
+#[test]
+fn the_index_follows_the_objects() {
+    let (memory, flash) = (8 << 20, 24 << 20);
+    let (setup, plan) = setup_for(0, memory, Some(flash), 280);
+    let mut setup = setup.unwrap();
+    let given = (plan.shards * plan.arena_bytes) as u64
+        + (plan.shards * (FlashIndex::words_for(plan.buckets) * 8 + 256)) as u64;
+    let keys = 3 * flash / 97;
+    let mut grows = Site::of(&setup, plan);
+    let (objects, lost, steps, bytes) = index_after(&mut grows, 0, keys, 62);
+    setup.shard.index_most = 0;
+    let mut stays = Site::of(&setup, plan);
+    let (few, many_lost, none, _) = index_after(&mut stays, 0, keys, 62);
+    println!("{objects} objects, {lost:.4} lost, {steps:?}; else {few}, {many_lost:.4} lost");
+    assert_eq!(none, IndexSteps::default());
+    assert!(many_lost > 0.4 && lost < 0.01, "{many_lost} and {lost}");
+    assert!(objects > 2 * few && steps.grown > 8 * plan.shards as u64, "{objects} {few} {steps:?}");
+    assert!(bytes <= given, "{bytes} of {given}");
+    // Larger ones again: it gives back what it does not need, and objects have it.
+    let (_, lost, shrunk, bytes) = index_after(&mut grows, keys, 5 * flash / 1024, 1000);
+    println!("{shrunk:?}, {lost:.4} lost");
+    assert!(shrunk.shrunk > 0 && lost < 0.01, "{shrunk:?}, {lost} lost");
+    assert!(bytes <= given, "{bytes} of {given}");
+}
+
 #[test]
 fn names_are_kept_before_a_record_bears_them() {
     let mut site = Site::new(4 << 20, Some(16 << 20));

@@ -328,7 +328,7 @@ fn look(dir: &Path, name: String, who: bool) -> Option<MapFile> {
         }
         Ok(()) => state(&file, owner.as_ref()),
     };
-    Some(MapFile { name, bytes: found.len(), owner, state })
+    Some(MapFile { name, bytes: found.blocks() * 512, owner, state })
 }
 
 /// The same of one that no process has.

@@ -5,12 +5,14 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_base::ByteSize;
+use larder_base::{ByteSize, Supply, Words};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
@@ -104,6 +106,21 @@ impl SharedRegion {
     /// # Errors
     /// See [`SharedError`]. A region that could not be made whole is not left behind.
     pub fn open(dir: &Path, name: &str, bytes: u64) -> Result<SharedRegion, SharedError> {
+        let all = 0..bytes.max(1).div_ceil(8) as usize;
+        SharedRegion::open_in_parts(dir, name, bytes, &[all])
+    }
+
+    /// The same of which the words of these `parts` alone are reserved, whole pages that do not overlap: to all others
+    /// nothing may be stored, nor may they be read, but by way of [`SharedRegion::growing`].
+    ///
+    /// # Errors
+    /// See [`SharedRegion::open`].
+    pub fn open_in_parts(
+        dir: &Path,
+        name: &str,
+        bytes: u64,
+        parts: &[Range<usize>],
+    ) -> Result<SharedRegion, SharedError> {
         let path = region_path(dir, name)?;
         let length = bytes.max(1).checked_next_multiple_of(PAGE as u64).unwrap_or(u64::MAX);
         let failed = |action| {
@@ -128,7 +145,8 @@ impl SharedRegion {
         if !fresh && found != length {
             return Err(SharedError::SizeDiffers { path, found, wanted: length });
         }
-        if let Err(e) = reserve(&file, &path, length, fresh) {
+        let parts: Vec<Range<u64>> = parts.iter().map(pages).collect();
+        if let Err(e) = reserve(&file, &path, length, &parts, fresh) {
             if fresh {
                 // Still locked, so it is ours to remove.
                 let _ = std::fs::remove_file(&path);
@@ -152,6 +170,19 @@ impl SharedRegion {
     /// The words. Cut them by offset for several users.
     pub fn words(&self) -> &'static [AtomicU64] {
         self.words
+    }
+
+    /// Words of the region that are not reserved, or not all: memory is taken for them when it is asked for, and given back. They begin at
+    /// a page.
+    ///
+    /// # Errors
+    /// When the system gives out no more open files.
+    pub fn growing(&self, part: Range<usize>) -> io::Result<Words> {
+        debug_assert!(part.start.is_multiple_of(PAGE / 8));
+        let words = &self.words[part.clone()];
+        let supply =
+            Part { file: self.lock.try_clone()?, part: pages(&part), backed: AtomicU64::new(0) };
+        Ok(Words::supplied(words, Arc::new(supply)))
     }
 
     /// Whether this call made it: then all words are zero. One that was made but never filled because its process died
@@ -273,30 +304,96 @@ pub(crate) fn check_ownership(path: &Path, found: &Metadata) -> Result<(), Share
     Err(SharedError::Foreign { path: path.to_owned(), why })
 }
 
+/// The bytes of whole pages that hold these words.
+fn pages(words: &Range<usize>) -> Range<u64> {
+    let end = (words.end as u64 * 8).next_multiple_of(PAGE as u64);
+    words.start as u64 * 8 / PAGE as u64 * PAGE as u64..end
+}
+
+/// A part of a region that grows.
+struct Part {
+    file: File,
+    /// Bytes of the file.
+    part: Range<u64>,
+    /// So many bytes from its start on are known to have memory.
+    backed: AtomicU64,
+}
+
+impl Supply for Part {
+    fn back(&self, words: Range<usize>) -> bool {
+        let end = pages(&words).end.min(self.part.end - self.part.start);
+        let from = self.backed.load(Ordering::Relaxed);
+        if end <= from {
+            return true;
+        }
+        match allocate(&self.file, self.part.start + from, end - from) {
+            Ok(()) => self.backed.store(end, Ordering::Relaxed),
+            Err(errno) => {
+                tracing::warn!(
+                    "{} more of shared memory cannot be had: {}",
+                    ByteSize(end - from),
+                    io::Error::from(errno)
+                );
+                return false;
+            }
+        }
+        true
+    }
+
+    fn give_back(&self, words: Range<usize>) {
+        let from = (words.start as u64 * 8).next_multiple_of(PAGE as u64);
+        let length = (self.part.end - self.part.start).saturating_sub(from);
+        if length == 0 {
+            return;
+        }
+        self.backed.fetch_min(from, Ordering::Relaxed);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = rustix::fs::fallocate(&self.file, flags, self.part.start + from, length)
+        {
+            tracing::debug!(%error, "shared memory is not given back");
+        }
+    }
+}
+
+fn allocate(file: &File, at: u64, length: u64) -> Result<(), Errno> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), at, length) {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
 /// Takes the memory now: a store to a page that tmpfs cannot supply would be a SIGBUS.
-fn reserve(file: &File, path: &Path, length: u64, fresh: bool) -> Result<(), SharedError> {
+fn reserve(
+    file: &File,
+    path: &Path,
+    length: u64,
+    parts: &[Range<u64>],
+    fresh: bool,
+) -> Result<(), SharedError> {
+    let needed: u64 = parts.iter().map(|part| part.end - part.start).sum();
     let free =
         rustix::fs::fstatvfs(file).map_or(u64::MAX, |v| v.f_bavail.saturating_mul(v.f_frsize));
     // The pages count against the memory limit too, and passing that one ends the process instead of the call.
     let free = free.min(crate::machine::memory_limit().unwrap_or(u64::MAX));
-    let no_room = |free| SharedError::NoRoom { path: path.to_owned(), needed: length, free };
-    if fresh && length > free {
+    let no_room = |free| SharedError::NoRoom { path: path.to_owned(), needed, free };
+    if fresh && needed > free {
         return Err(no_room(free));
     }
-    loop {
-        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
+    let failed =
+        |source: io::Error| SharedError::Io { path: path.to_owned(), action: "reserve", source };
+    if fresh {
+        file.set_len(length).map_err(failed)?;
+    }
+    for part in parts {
+        match allocate(file, part.start, part.end - part.start) {
+            Ok(()) => {}
             Err(Errno::NOSPC | Errno::FBIG | Errno::NOMEM) => return Err(no_room(free)),
-            Err(e) => {
-                return Err(SharedError::Io {
-                    path: path.to_owned(),
-                    action: "reserve",
-                    source: e.into(),
-                });
-            }
+            Err(e) => return Err(failed(e.into())),
         }
     }
+    Ok(())
 }
 
 /// The kernel's id of this boot: a region (or a claim about one) from another boot is void.
@@ -325,7 +422,6 @@ fn parse_boot_id(text: &str) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_base::Words;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     const BYTES: u64 = 1 << 20;
@@ -365,6 +461,35 @@ mod tests {
             SharedRegion::remove(dir.path(), "index-1"),
             Err(SharedError::InUse { .. })
         ));
+    }
+
+    #[test]
+    fn a_part_takes_memory_as_it_grows_and_gives_it_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let page = PAGE / 8;
+        let open =
+            || SharedRegion::open_in_parts(dir.path(), "grows", 8 << 20, &[0..10, page..2 * page]);
+        let region = open().unwrap();
+        let held = || std::fs::metadata(region.path()).unwrap().blocks() * 512;
+        assert_eq!((held(), region.words().len()), (2 * PAGE as u64, 1 << 20));
+        let mut words = region.growing(page..300 * page).unwrap();
+        assert_eq!(words.len(), 299 * page);
+        assert!(words.supply(page) && held() == 2 * PAGE as u64);
+        assert!(words.supply(99 * page + 1) && held() == 101 * PAGE as u64, "{}", held());
+        assert!(!words.supply(299 * page + 1));
+        words.store(99 * page, 7);
+        words.store(9, 8);
+        words.give_back(50 * page - 1);
+        assert_eq!(held(), 51 * PAGE as u64);
+        assert!(words.supply(100 * page) && words.load(99 * page) == 0 && words.load(9) == 8);
+        words.store(99 * page, 7);
+        drop(region);
+        // What it had grown by is there for the next process, which knows nothing of it.
+        let region = open().unwrap();
+        let mut words = region.growing(page..300 * page).unwrap();
+        assert!(words.supply(100 * page) && words.load(99 * page) == 7);
+        words.give_back(page);
+        assert!(words.supply(100 * page) && words.load(99 * page) == 0 && words.load(9) == 8);
     }
 
     #[test]

@@ -57,6 +57,7 @@ fn setup() -> RunSetup {
             flash_min_record: 0,
             access_times: 64,
             buckets: 1,
+            index_most: 0,
             admission_memory: 1 << 16,
             objects: 1,
             share_bits: 1f64.to_bits(),

@@ -86,6 +86,8 @@ impl Core {
             memory_limit: self.node.memory_limit(),
             lock_waits: all.lock_waits,
             unverified: all.unverified,
+            index_grown: all.index_steps.grown,
+            index_shrunk: all.index_steps.shrunk,
             crawler_reclaimed: all.expired_unasked,
             dram_items: all.dram_objects,
             dram_bytes: all.dram_bytes,

@@ -315,7 +315,7 @@ pub(super) fn prepare(
         let is_new = region.is_new();
         let Region { header, words, .. } = &mut region;
         left.begin(shape, header, is_new, drawn, || {
-            words.load_checkpoint(&dir, &superblock, &geometry, is_new, &config.hurry)
+            words.load_checkpoint(&dir, &superblock, &geometry, plan.buckets, is_new, &config.hurry)
         })
     };
     if config.hurry.load(Ordering::Relaxed) {

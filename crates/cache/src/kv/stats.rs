@@ -39,6 +39,10 @@ pub struct CacheStats {
     pub lock_waits: u64,
     /// Index entries that were forgotten because too many verifications were under way.
     pub unverified: u64,
+    /// Steps by which the flash index has grown since the start, over all shards.
+    pub index_grown: u64,
+    /// And shrunk.
+    pub index_shrunk: u64,
     /// The flash tier.
     pub flash: Option<FlashStats>,
     /// Per application.

@@ -69,33 +69,42 @@ impl Region {
         let name = Self::name(superblock);
         let bytes = plan.region_words as u64 * 8;
         let dir = Path::new(SHARED_DIR);
-        let mut opened = SharedRegion::open(dir, &name, bytes);
+        let index_at = |i: usize| {
+            let at = |i| Plan::index_at(geometry.segments(), plan.shards, plan.buckets, i);
+            at(i)..at(i) + FlashIndex::words_for(FlashIndex::most_buckets(plan.buckets))
+        };
+        // What the indexes have at first; they take more as they grow.
+        let first = FlashIndex::words_for(plan.buckets);
+        let backed: Vec<_> = std::iter::once(0..index_at(0).start)
+            .chain((0..plan.shards).map(|i| index_at(i).start..index_at(i).start + first))
+            .collect();
+        let open = || SharedRegion::open_in_parts(dir, &name, bytes, &backed);
+        let mut opened = open();
         if matches!(opened, Err(larder_runtime::SharedError::SizeDiffers { .. })) {
             // Another configuration's: its index is of no use to this one.
-            opened = SharedRegion::remove(dir, &name)
-                .and_then(|()| SharedRegion::open(dir, &name, bytes));
+            opened = SharedRegion::remove(dir, &name).and_then(|()| open());
         }
         if let Ok(shared) = &opened {
             shared.set_owner(&Owner::new(OwnerKind::Kv, data_dir, path));
         }
         // Only now: this flash's own map may be noted for another directory.
         maps::sweep(dir);
-        let per_index = FlashIndex::words_for(plan.buckets).next_multiple_of(8);
-        let exact = FlashIndex::words_for(plan.buckets);
         let table_at = REGION_HEADER;
         let table_len = larder_engine::kv::SegmentTable::words_for(geometry.segments());
-        let index_at = |i: usize| REGION_HEADER + table_words(geometry.segments()) + i * per_index;
-        let apps_at = |i: usize| index_at(plan.shards) + i * APP_WORDS;
+        let apps_at = |i: usize| REGION_HEADER + table_words(geometry.segments()) + i * APP_WORDS;
+        let opened = opened.map_err(|e| e.to_string()).and_then(|shared| {
+            let indexes = (0..plan.shards).map(|i| shared.growing(index_at(i)));
+            let indexes = indexes.collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+            Ok((shared, indexes))
+        });
         match opened {
-            Ok(shared) => {
+            Ok((shared, indexes)) => {
                 let all = shared.words();
                 Region {
                     header: Words::from_static(&all[..REGION_HEADER]),
                     words: IndexWords {
                         table: Words::from_static(&all[table_at..table_at + table_len]),
-                        indexes: (0..plan.shards)
-                            .map(|i| Words::from_static(&all[index_at(i)..index_at(i) + exact]))
-                            .collect(),
+                        indexes,
                         apps: (0..plan.shards)
                             .map(|i| {
                                 Words::from_static(&all[apps_at(i)..apps_at(i) + AppId::COUNT])
@@ -112,13 +121,15 @@ impl Region {
                 header: Words::heap(REGION_HEADER),
                 words: IndexWords {
                     table: Words::heap(table_len),
-                    indexes: (0..plan.shards).map(|_| Words::heap(exact)).collect(),
+                    indexes: (0..plan.shards)
+                        .map(|_| Words::heap(FlashIndex::words_for(plan.index_most)))
+                        .collect(),
                     apps: (0..plan.shards).map(|_| Words::heap(AppId::COUNT)).collect(),
                 },
                 latest: None,
                 made_here: false,
                 shared: None,
-                why_private: Some(e.to_string()),
+                why_private: Some(e),
             },
         }
     }
@@ -206,14 +217,18 @@ impl IndexWords {
         dir: &DataDir,
         superblock: &Superblock,
         geometry: &Geometry,
+        buckets: u32,
         is_new: bool,
         hurry: &AtomicBool,
     ) -> Result<UnixSecs, String> {
         // What a checkpoint leaves out is zero.
         if !is_new {
-            let all = std::iter::once(&mut self.table).chain(&mut self.indexes);
-            for words in all.chain(&mut self.apps) {
-                for at in 0..words.len() {
+            // What an index had grown by has no memory, and is zero once it has some.
+            let first = FlashIndex::words_for(buckets);
+            self.indexes.iter_mut().for_each(|words| words.give_back(first));
+            let all = std::iter::once(&mut self.table).chain(&mut self.apps).map(|w| (w.len(), w));
+            for (len, words) in all.chain(self.indexes.iter_mut().map(|words| (first, words))) {
+                for at in 0..len {
                     if words.load(at) != 0 {
                         words.store(at, 0);
                     }
@@ -234,12 +249,16 @@ impl IndexWords {
                 (SECTION_APPS, i) if i < self.apps.len() => &mut self.apps[i],
                 _ => return Err("the checkpoint is of another configuration".to_owned()),
             };
-            if section.words != target.len() as u64 {
+            let (words, whole) = (section.words as usize, section.kind != SECTION_INDEX);
+            if whole && words != target.len() || !target.supply(words) {
                 return Err("the checkpoint is of another configuration".to_owned());
             }
             reader
                 .read_used(|at, word| target.store(at as usize, word))
                 .map_err(|e| e.to_string())?;
+            if !whole && !FlashIndex::began_with(target, buckets) {
+                return Err("the checkpoint is of another configuration".to_owned());
+            }
             seen += 1;
             progress.step();
         }
@@ -350,7 +369,7 @@ pub(super) fn write_checkpoint(
     geometry: &Geometry,
     writing: &mut Writing<'_>,
     table: &Words,
-    indexes: &[&Words],
+    indexes: &[&FlashIndex],
     apps: &[Vec<u64>],
 ) -> Result<(), larder_runtime::DataDirError> {
     let identity = identity(superblock, geometry);
@@ -361,12 +380,7 @@ pub(super) fn write_checkpoint(
         let words = |w: &Words| (0..w.len()).map(|i| w.load(i)).collect::<Vec<u64>>();
         writer.section(SECTION_TABLE, 0, table.len() as u64, words(table))?;
         for (i, index) in indexes.iter().enumerate() {
-            writer.section(
-                SECTION_INDEX,
-                i as u32,
-                index.len() as u64,
-                (0..index.len()).map(|k| index.load(k)),
-            )?;
+            writer.section(SECTION_INDEX, i as u32, index.used_words() as u64, index.used())?;
             progress.step();
         }
         for (i, bytes) in apps.iter().enumerate() {

@@ -12,13 +12,14 @@
 //! free:  0 list's next u32                           16 units u32   24 list's previous u32
 //! ```
 
+use std::collections::TryReserveError;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use larder_base::{AppId, Expiry};
 
 use super::accesses::Accesses;
-use super::arena::{Block, MIN_UNITS, UNIT, arena_units, units_of};
+use super::arena::{Block, MIN_UNITS, Tail, UNIT, arena_units, units_of};
 use super::free::{FreeBlocks, FreeLists};
 use super::memory::ObjectMemory;
 use super::object::{ObjectHeader, State, object_bytes};
@@ -163,6 +164,8 @@ pub struct CompactArena {
     /// Units, the first and the last of which are no block's.
     end: u32,
     lists: FreeLists,
+    /// The first block of an end that is withheld; 0 when none is.
+    withheld: u32,
     contents: Contents,
 }
 
@@ -174,6 +177,7 @@ impl CompactArena {
             spare: 0,
             end: arena_units(bytes) - 1,
             lists: FreeLists::new(),
+            withheld: 0,
             contents,
         };
         let (first, whole) = (arena.take_slot(), arena.end - 1);
@@ -310,7 +314,7 @@ impl ObjectMemory for CompactArena {
         let mut units = self.units(slot);
         let (before, after) = (self.slot(slot).u32(BEFORE), self.slot(slot).u32(AFTER));
         let mut gone = [0; 2];
-        if after != 0 && !self.slot(after).is_used() {
+        if after != 0 && after != self.withheld && !self.slot(after).is_used() {
             let more = self.units(after);
             self.remove_free(after, more);
             self.absorb_after(slot, after);
@@ -369,6 +373,82 @@ impl ObjectMemory for CompactArena {
     #[inline]
     fn capacity(&self) -> usize {
         (self.end as usize - 1) * UNIT
+    }
+
+    fn bytes(&self) -> usize {
+        (self.end as usize + 1) * UNIT
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), TryReserveError> {
+        let units = arena_units(bytes);
+        if units < self.end + 1 + MIN_UNITS {
+            return Ok(());
+        }
+        let more = units - 1 - self.end;
+        self.end = units - 1;
+        let mut last = self.first().0;
+        while self.slot(last).u32(AFTER) != 0 {
+            last = self.slot(last).u32(AFTER);
+        }
+        if self.slot(last).is_used() {
+            let slot = self.take_slot();
+            self.slot_mut(slot).set_u32(BEFORE, last);
+            self.slot_mut(last).set_u32(AFTER, slot);
+            self.set_free(slot, more);
+        } else {
+            let units = self.units(last);
+            self.remove_free(last, units);
+            self.set_free(last, units + more);
+        }
+        Ok(())
+    }
+
+    fn withhold(&mut self, bytes: usize) -> Tail {
+        let cut = (arena_units(bytes) - 1).min(self.end);
+        let (mut at, mut first) = (self.first().0, 1);
+        while at != 0 && first + self.units(at) <= cut {
+            first += self.units(at);
+            at = self.slot(at).u32(AFTER);
+        }
+        self.withheld = at;
+        let (mut slots, mut objects) = (Vec::new(), Vec::new());
+        while at != 0 {
+            slots.push(at);
+            if self.slot(at).is_used() {
+                objects.push(Block(at));
+            } else {
+                let units = self.units(at);
+                self.remove_free(at, units);
+            }
+            at = self.slot(at).u32(AFTER);
+        }
+        objects.reverse();
+        Tail { cut, first, slots: Some(slots), objects }
+    }
+
+    fn cut_off(&mut self, tail: Tail) {
+        let Tail { cut, first, slots, .. } = tail;
+        self.withheld = 0;
+        let slots = slots.unwrap_or_default();
+        let Some((&slot, rest)) = slots.split_first() else { return };
+        rest.iter().for_each(|&gone| self.drop_slot(gone));
+        let before = self.slot(slot).u32(BEFORE);
+        if cut < first + MIN_UNITS && before != 0 {
+            self.end = first;
+            self.slot_mut(before).set_u32(AFTER, 0);
+            self.drop_slot(slot);
+            return;
+        }
+        self.end = cut;
+        self.slot_mut(slot).set_u32(AFTER, 0);
+        if before != 0 && !self.slot(before).is_used() {
+            let units = self.units(before);
+            self.remove_free(before, units);
+            self.absorb_after(before, slot);
+            self.set_free(before, units + cut - first);
+        } else {
+            self.set_free(slot, cut - first);
+        }
     }
 
     fn held_bytes(&self) -> usize {
@@ -633,6 +713,39 @@ mod tests {
                         (*in_a, *in_c) = (to_a, to_c);
                     }
                 }
+                if rng.chance(0.02) {
+                    let bytes = (8 + rng.below(120) as usize) << 10;
+                    if bytes > ObjectMemory::bytes(&a) {
+                        ObjectMemory::grow(&mut a, bytes).unwrap();
+                        c.grow(bytes).unwrap();
+                    } else {
+                        let (in_a, in_c) =
+                            (ObjectMemory::withhold(&mut a, bytes), c.withhold(bytes));
+                        assert_eq!(in_a.objects.len(), in_c.objects.len());
+                        for (&from_a, &from_c) in in_a.objects.iter().zip(&in_c.objects) {
+                            let at = live.iter().position(|l| l.0 == from_a).unwrap();
+                            assert_eq!(live[at].1, from_c);
+                            match (a.copy_object(from_a), c.copy_object(from_c)) {
+                                (Some(to_a), Some(to_c)) => (live[at].0, live[at].1) = (to_a, to_c),
+                                (None, None) => drop(live.swap_remove(at)),
+                                (to_a, to_c) => {
+                                    panic!("seed {seed} step {step}: {to_a:?} {to_c:?}")
+                                }
+                            }
+                        }
+                        for i in 0..2 {
+                            assert_eq!(in_a.has(hands[i]), in_c.has(others[i]));
+                            if in_a.has(hands[i]) {
+                                (hands[i], others[i]) = (a.first(), c.first());
+                            }
+                        }
+                        ObjectMemory::cut_off(&mut a, in_a);
+                        c.cut_off(in_c);
+                    }
+                    assert_eq!(ObjectMemory::bytes(&a), c.bytes(), "seed {seed} step {step}");
+                    c.validate().unwrap_or_else(|e| panic!("seed {seed} step {step}: {e}"));
+                    a.validate().unwrap_or_else(|e| panic!("seed {seed} step {step}: {e}"));
+                }
                 for _ in 0..rng.below(4) {
                     let i = rng.below(2) as usize;
                     hands[i] = ObjectMemory::next(&a, hands[i]);
@@ -662,6 +775,7 @@ mod tests {
                 }
             }
             // So many bytes for each block there ever was at once, and what is left of chunks.
+            let bytes = bytes.max(128 << 10);
             assert!(c.held_bytes() < (bytes / 40 + 2 * CHUNK) * SLOT + 4096);
         }
     }

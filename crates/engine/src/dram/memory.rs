@@ -1,9 +1,10 @@
 //! What a shard asks of the memory for its objects, so that the same shard runs over the bytes themselves ([`Arena`])
 //! and over a record of each object from which the bytes follow ([`CompactArena`](super::CompactArena)).
 
+use std::collections::TryReserveError;
 use std::ops::Deref;
 
-use super::arena::{Arena, Block};
+use super::arena::{Arena, Block, Tail};
 use super::object::{self, Fixed, ObjectHeader, State, extra_bytes, is_short, object_bytes};
 
 /// Memory for objects: blocks back to back in one range of addresses, each in use or free. Which block an allocation
@@ -36,6 +37,18 @@ pub trait ObjectMemory {
     fn free_bytes(&self) -> usize;
     /// Bytes that blocks can take in all.
     fn capacity(&self) -> usize;
+    /// Bytes of memory, bookkeeping included: what it was made with.
+    fn bytes(&self) -> usize;
+    /// Appends free memory until there are `bytes` of it.
+    ///
+    /// # Errors
+    /// When the system has no memory for it; then nothing has changed.
+    fn grow(&mut self, bytes: usize) -> Result<(), TryReserveError>;
+    /// Begins to shorten it to `bytes`: from here to [`ObjectMemory::cut_off`] nothing is allocated beyond that length, and nothing that
+    /// lies there may be freed.
+    fn withhold(&mut self, bytes: usize) -> Tail;
+    /// Gives up the withheld end, of which the caller needs nothing any more.
+    fn cut_off(&mut self, tail: Tail);
     /// Bytes that the process holds for it.
     fn held_bytes(&self) -> usize;
     /// Asks for the cache line of a block's header.
@@ -139,8 +152,20 @@ impl ObjectMemory for Arena {
     fn capacity(&self) -> usize {
         Arena::capacity(self)
     }
+    fn bytes(&self) -> usize {
+        Arena::bytes(self)
+    }
+    fn grow(&mut self, bytes: usize) -> Result<(), TryReserveError> {
+        Arena::grow(self, bytes)
+    }
+    fn withhold(&mut self, bytes: usize) -> Tail {
+        Arena::withhold(self, bytes)
+    }
+    fn cut_off(&mut self, tail: Tail) {
+        Arena::cut_off(self, tail);
+    }
     fn held_bytes(&self) -> usize {
-        self.bytes()
+        Arena::bytes(self)
     }
     #[inline]
     fn warm(&self, block: Block) {

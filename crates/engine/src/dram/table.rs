@@ -33,7 +33,7 @@ impl Table {
     }
 
     /// Rebuilds the table for an arena that has become `bytes` long, if that asks for another number of buckets.
-    pub fn fit(&mut self, arena: &mut super::Arena, bytes: usize, hasher: &KeyHasher) {
+    pub fn fit(&mut self, arena: &mut impl ObjectMemory, bytes: usize, hasher: &KeyHasher) {
         if Self::buckets(bytes) == self.heads.len() {
             return;
         }
@@ -42,7 +42,7 @@ impl Table {
         let mut block = arena.first();
         loop {
             if arena.is_used(block) {
-                let hash = hasher.hash(ObjectHeader::load(arena, block).key(arena, block));
+                let hash = hasher.hash(&ObjectHeader::load(arena, block).key(arena, block));
                 self.link(arena, hash.dram(), block);
             }
             let next = arena.next(block);

@@ -1,11 +1,13 @@
 //! Making an index in fresh memory, and finding it again in memory that outlived a process.
 //!
-//! The header, in words: 0 magic and version, 1 number of buckets, 2 journal, 3 to 7 zero, 8 to 15 the owner's.
+//! The header, in words: 0 magic and version, 1 number of buckets, 2 journal, 3 number of buckets before any was split, 4 to 7 zero, 8 to 15
+//! the owner's.
 
 use larder_base::Words;
 
 use super::bucket::{Line, PAIRS, WORDS, positions};
-use super::{ClockBits, FlashIndex, HEADER_WORDS, JOURNAL, Place, least_width};
+use super::grow::{MOST_TIMES, Spots};
+use super::{BASE, ClockBits, FlashIndex, HEADER_WORDS, JOURNAL, Place, least_width};
 
 /// "LARDIX" and the version of the layout, 1.
 const MAGIC: u64 = 0x4c41_5244_4958_0001;
@@ -15,7 +17,7 @@ const MAGIC: u64 = 0x4c41_5244_4958_0001;
 pub struct Attached {
     /// Entries kept.
     pub kept: u64,
-    /// Entries dropped, because the caller did not want their segment.
+    /// Entries dropped, because the caller did not want their segment, or a kill had left them in two buckets.
     pub dropped: u64,
     /// Buckets wiped: one that a kill had caught in the middle of a change, and any that no index can have written.
     pub wiped_buckets: u32,
@@ -42,7 +44,7 @@ pub enum IndexError {
     },
     /// The header speaks of another size.
     #[error(
-        "the flash index in this memory has {recorded} buckets but the memory has room for {room}: make a new one"
+        "the flash index in this memory says that it has {recorded} buckets, and the memory has room for {room}: make a new one"
     )]
     Buckets {
         /// Buckets according to the header.
@@ -85,21 +87,50 @@ impl FlashIndex {
     ///
     /// # Errors
     /// [`IndexError::Size`].
-    pub fn create(mut words: Words, clock: ClockBits) -> Result<FlashIndex, IndexError> {
-        let buckets = buckets_in(&words)?;
-        for index in 0..words.len() {
+    pub fn create(words: Words, clock: ClockBits) -> Result<FlashIndex, IndexError> {
+        let base = buckets_in(&words)?;
+        Self::create_in(words, base, clock)
+    }
+
+    /// The same of `base` buckets, in words that have room for more of them: it can grow into that.
+    ///
+    /// # Errors
+    /// [`IndexError::Size`].
+    pub fn create_in(
+        mut words: Words,
+        base: u32,
+        clock: ClockBits,
+    ) -> Result<FlashIndex, IndexError> {
+        let room = buckets_in(&words)?;
+        let bad = IndexError::Size { words: words.len() };
+        if base == 0 || base > room || !words.supply(Self::words_for(base)) {
+            return Err(bad);
+        }
+        for index in 0..Self::words_for(base) {
             if words.load(index) != 0 {
                 words.store(index, 0);
             }
         }
-        words.store(1, u64::from(buckets));
+        words.store(1, u64::from(base));
+        words.store(BASE, u64::from(base));
         // Last, so that an index whose making was cut is not taken for one.
         words.store(0, MAGIC);
-        Ok(FlashIndex::over(words, buckets, clock))
+        Ok(FlashIndex::over(words, base, base, clock))
     }
 
-    fn over(words: Words, buckets: u32, clock: ClockBits) -> FlashIndex {
-        FlashIndex { words, buckets, clock_max: clock.max(), len: 0, wide: 0, hot: 0, hand: 0 }
+    fn over(words: Words, base: u32, buckets: u32, clock: ClockBits) -> FlashIndex {
+        let spots = Spots::new(base, buckets);
+        let clock_max = clock.max();
+        FlashIndex { words, buckets, base, spots, clock_max, len: 0, wide: 0, hot: 0, hand: 0 }
+    }
+
+    /// Whether `words` may hold an index that began with `base` buckets.
+    pub fn began_with(words: &Words, base: u32) -> bool {
+        let began = match words.load(BASE) {
+            0 => words.load(1),
+            began => began,
+        };
+        words.load(0) == MAGIC && began == u64::from(base)
     }
 
     /// Takes over an index that another process left in `words`, in one pass: wipes what a kill caught half-changed,
@@ -108,27 +139,38 @@ impl FlashIndex {
     /// # Errors
     /// If `words` hold no index of this layout and size. The caller makes a new one: a cache may forget.
     pub fn attach(
-        words: Words,
+        mut words: Words,
         clock: ClockBits,
         mut keep: impl FnMut(u16) -> bool,
     ) -> Result<(FlashIndex, Attached), IndexError> {
         let room = buckets_in(&words)?;
-        match (words.load(0), words.load(1)) {
-            (MAGIC, recorded) if recorded == u64::from(room) => {}
-            (MAGIC, recorded) => return Err(IndexError::Buckets { recorded, room }),
-            (found, _) => return Err(IndexError::Foreign { found }),
+        let (recorded, base) = match (words.load(0), words.load(1), words.load(BASE)) {
+            // One that was made before indexes could grow.
+            (MAGIC, recorded, 0) => (recorded, recorded),
+            (MAGIC, recorded, base) => (recorded, base),
+            (found, ..) => return Err(IndexError::Foreign { found }),
+        };
+        let could_be =
+            (1..=recorded).contains(&base) && recorded <= base.saturating_mul(MOST_TIMES);
+        let fits = recorded <= u64::from(room) && words.supply(Self::words_for(recorded as u32));
+        if !could_be || !fits {
+            return Err(IndexError::Buckets { recorded, room });
         }
-        let mut index = FlashIndex::over(words, room, clock);
+        let buckets = recorded as u32;
+        if words.load(BASE) != base {
+            words.store(BASE, base);
+        }
+        let mut index = FlashIndex::over(words, base as u32, buckets, clock);
         let mut report = Attached::default();
         match index.words.load(JOURNAL) {
             0 => {}
-            marked if marked <= u64::from(room) => {
+            marked if marked <= u64::from(buckets) => {
                 index.wipe((marked - 1) as u32);
                 report.wiped_buckets = 1;
             }
-            marked => return Err(IndexError::Journal { bucket: marked - 1, buckets: room }),
+            marked => return Err(IndexError::Journal { bucket: marked - 1, buckets }),
         }
-        for bucket in 0..room {
+        for bucket in 0..buckets {
             let line = index.line(bucket);
             if line.0 == [0; WORDS] {
                 continue;
@@ -143,7 +185,8 @@ impl FlashIndex {
                 let raw = line.raw(pos);
                 let entry = raw.entry();
                 index.count_in(raw);
-                if !keep(entry.segment) {
+                // What a split had not yet cleared where it was is found where it went.
+                if !index.belongs(bucket, line.tag(pos)) || !keep(entry.segment) {
                     index.clear(bucket, pos);
                     report.dropped += 1;
                     settle = true;
@@ -172,7 +215,10 @@ impl FlashIndex {
     /// # Errors
     /// What does not hold, and where.
     pub fn validate(&self) -> Result<(), String> {
-        if self.words.load(0) != MAGIC || self.words.load(1) != u64::from(self.buckets) {
+        if self.words.load(0) != MAGIC
+            || self.words.load(1) != u64::from(self.buckets)
+            || self.words.load(BASE) != u64::from(self.base)
+        {
             return Err("the header is damaged".into());
         }
         if self.words.load(JOURNAL) != 0 {
@@ -200,6 +246,9 @@ impl FlashIndex {
                         "bucket {bucket}: slot {pos}: CLOCK {} above {}",
                         entry.clock, self.clock_max
                     ));
+                }
+                if !self.belongs(bucket, line.tag(pos)) {
+                    return Err(format!("bucket {bucket}: slot {pos} is of another bucket"));
                 }
                 if matches!(entry.place, Place::Extent { pages: 0, .. }) {
                     return Err(format!("bucket {bucket}: slot {pos}: an extent of no pages"));

@@ -340,6 +340,12 @@ impl Raw {
         (self.0 & SLOT_MASK) as u32
     }
 
+    /// The tag.
+    #[inline]
+    pub(super) fn tag(self) -> u16 {
+        slot_tag(self.slot())
+    }
+
     /// The CLOCK.
     #[inline]
     pub(super) fn clock(self) -> u8 {

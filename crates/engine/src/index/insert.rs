@@ -34,12 +34,16 @@ impl FlashIndex {
         let (tag, both) = self.buckets_of(hash);
         let raw = Raw::encode(tag, &entry);
         let mut done = Inserted::default();
-        if raw.is_wide() {
-            self.insert_wide(distinct(&both), raw, &mut done);
-        } else {
-            self.insert_small(distinct(&both), raw, &mut done);
-        }
+        self.insert_raw(distinct(&both), raw, &mut done);
         done
+    }
+
+    pub(super) fn insert_raw(&mut self, buckets: &[u32], raw: Raw, done: &mut Inserted) {
+        if raw.is_wide() {
+            self.insert_wide(buckets, raw, done);
+        } else {
+            self.insert_small(buckets, raw, done);
+        }
     }
 
     fn insert_small(&mut self, buckets: &[u32], raw: Raw, done: &mut Inserted) {

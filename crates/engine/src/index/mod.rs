@@ -11,6 +11,8 @@
 //! and a multiple-choice table instead, and evicts when every choice is taken; here an insertion first moves others
 //! out of the way, up to two of them in a chain, which holds 98 % load where plain two-choice insertion holds 90 %.
 //!
+//! It grows and shrinks bucket by bucket, in place, without a key being read (`grow.rs`).
+//!
 //! # Kill safety
 //! The index lives in [`Words`] that may survive the process. A kill can fall between any two stores; what it leaves,
 //! [`FlashIndex::attach`] accepts:
@@ -25,6 +27,7 @@
 mod attach;
 mod bucket;
 mod candidates;
+mod grow;
 mod insert;
 mod search;
 #[cfg(test)]
@@ -36,12 +39,16 @@ pub use attach::{Attached, IndexError};
 pub use candidates::Candidates;
 pub use insert::Inserted;
 
+use grow::Spots;
+
 use bucket::{Line, PAIRS, Raw, SLOTS, SPREAD, Seek, WORDS, positions};
 
 /// Words before the first bucket: one line of the index's own, one of its owner's.
 const HEADER_WORDS: usize = 2 * WORDS;
 /// Header word that names the bucket whose spread slot is being changed, plus one; 0 when none is.
 const JOURNAL: usize = 2;
+/// Header word that says how many buckets there were before any was split; 0 in memory that was written before indexes could grow.
+const BASE: usize = 3;
 /// First of the header words that belong to the owner.
 const OWNER: usize = WORDS;
 
@@ -127,6 +134,9 @@ pub struct Family(u64);
 pub struct FlashIndex {
     words: Words,
     buckets: u32,
+    /// Buckets before any was split, and what follows from both (`grow.rs`).
+    base: u32,
+    spots: Spots,
     clock_max: u8,
     len: u64,
     wide: u64,
@@ -259,8 +269,10 @@ impl FlashIndex {
 
     /// The family of `hash`.
     pub fn family(&self, hash: ObjectHash) -> Family {
-        let (tag, [a, b]) = self.buckets_of(hash);
-        Family(u64::from(a.min(b)) << 12 | u64::from(tag))
+        // By where they were before any bucket was split: a split tells no two keys apart that were not.
+        let (tag, first) = (hash.tag(), hash.bucket(self.base));
+        let second = self.second(first, tag);
+        Family(u64::from(first.min(second)) << 12 | u64::from(tag))
     }
 
     /// Counts an access to the entry for (`hash`, `segment`, `place`): `None` if there is no such entry, else whether
@@ -396,12 +408,12 @@ impl FlashIndex {
 
     /// Bytes of memory: the words and this structure.
     pub fn memory_bytes(&self) -> u64 {
-        (self.words.len() * 8 + size_of::<Self>()) as u64
+        (self.used_words() * 8 + size_of::<Self>()) as u64
     }
 
     /// Bytes by which it is smaller than [`Self::memory_bytes`] says, where its words take memory as they are filled.
     pub fn spared_bytes(&self) -> usize {
-        (self.words.len() * 8).saturating_sub(self.words.held_bytes())
+        (self.used_words() * 8).saturating_sub(self.words.held_bytes())
     }
 
     /// Header word `index` (0..8) of the owner, kept with the index: for example an epoch of flushes. 0 at first.
@@ -430,18 +442,25 @@ impl FlashIndex {
     /// The tag of `hash` and its two buckets, the primary one first.
     #[inline]
     fn buckets_of(&self, hash: ObjectHash) -> (u16, [u32; 2]) {
-        let (tag, first) = (hash.tag(), hash.bucket(self.buckets));
-        (tag, [first, self.other(first, tag)])
+        let (tag, first) = (hash.tag(), hash.bucket(self.base));
+        let second = self.second(first, tag);
+        (tag, [self.spots.of(first, tag), self.spots.of(second, tag)])
     }
 
-    /// The other bucket of an entry in `bucket` with `tag`: (F(tag) − bucket) mod n, so that the other of the other is
-    /// the first again.
+    /// The other bucket of an entry in `bucket` with `tag`.
     #[inline]
     fn other(&self, bucket: u32, tag: u16) -> u32 {
+        let first = if bucket < self.base { bucket } else { bucket % self.base };
+        self.spots.of(self.second(first, tag), tag)
+    }
+
+    /// The same before any bucket was split: (F(tag) − bucket) mod n, so that the other of the other is the first again.
+    #[inline]
+    fn second(&self, bucket: u32, tag: u16) -> u32 {
         // F: Fibonacci hashing with an odd constant, xorshift and again, scaled to 0..n by multiplication.
         let mut mixed = (u64::from(tag) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32;
-        let n = u64::from(self.buckets);
+        let n = u64::from(self.base);
         let sum = ((mixed * n) >> 32) + n - u64::from(bucket);
         (if sum >= n { sum - n } else { sum }) as u32
     }

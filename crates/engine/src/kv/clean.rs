@@ -129,6 +129,7 @@ impl<M: ObjectMemory> KvShard<M> {
     pub fn stage(&mut self, now: Now, sink: &mut impl StageSink) -> StageReport {
         self.flush_if_due(now);
         self.cleaner_came();
+        self.follow_index(now);
         let mut report = StageReport::default();
         let flash = self.config.flash.segments > 0;
         if flash
@@ -488,6 +489,7 @@ impl<M: ObjectMemory> KvShard<M> {
             self.remove_dram(s.hash, s.block, &h, Some((now, Departure::Moved)));
         }
         self.dead_staged[usize::from(kind == Kind::Large)].clear();
+        self.follow_index_after_segment(now);
     }
 
     /// The segment could not be written: what was staged for it stays in DRAM.
@@ -569,6 +571,7 @@ impl<M: ObjectMemory> KvShard<M> {
             self.live[usize::from(segment)] = 0;
         }
         self.generations[usize::from(segment)] = 0;
+        self.follow_index(now);
         taken
     }
 

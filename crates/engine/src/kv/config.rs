@@ -53,6 +53,10 @@ pub struct ShardConfig {
     pub arena_bytes: usize,
     /// Largest object: key, value and 64 bytes beside them.
     pub max_object: u32,
+    /// Buckets of the flash index at first.
+    pub index_buckets: u32,
+    /// Buckets to which it may grow, in memory of the arena; no more than at first: it stays as it is.
+    pub index_most: u32,
     /// Answer "out of memory" instead of evicting (memcached's `-M`).
     pub no_eviction: bool,
     /// What a read does to CLOCK.

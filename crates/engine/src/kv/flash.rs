@@ -20,7 +20,7 @@ use super::api::{Effects, Fetched, FlashRead, Location, Request};
 use super::planted::Planted;
 use super::shard::{KvShard, MAX_SUSPECTS, NewObject, Suspect};
 use crate::dram::{Accesses, Block, Gaps, ObjectHeader, ObjectMemory, State};
-use crate::index::{Entry, FlashIndex, Place};
+use crate::index::{Candidates, Entry, FlashIndex, Place};
 use crate::segment::span;
 
 /// More entries than two buckets have slots: the bound of a loop that removes identical ones.
@@ -322,10 +322,19 @@ impl<M: ObjectMemory> KvShard<M> {
     pub(super) fn insert_entry(&mut self, hash: ObjectHash, entry: Entry) {
         let inserted = self.index.insert(hash, entry);
         self.live[usize::from(entry.segment)] += 1;
-        let omitted = inserted.forced.omitted() as u64;
-        self.index_room.inserted(inserted.forced.iter().count() as u64 + omitted);
-        for forced in inserted.forced.iter() {
-            self.entry_gone(forced.segment);
+        let forced = (inserted.forced.len() + inserted.forced.omitted()) as u64;
+        self.index_room.inserted(forced);
+        self.note_index_use();
+        if forced > 0 {
+            self.forced_out(&inserted.forced);
+        }
+    }
+
+    /// Accounts for entries that were forced out of the index.
+    pub(super) fn forced_out(&mut self, forced: &Candidates) {
+        let omitted = forced.omitted() as u64;
+        for entry in forced.iter() {
+            self.entry_gone(entry.segment);
             self.stats.forced_evictions += 1;
         }
         if omitted > 0 {

@@ -45,6 +45,8 @@ pub(super) struct IndexRoom {
     look: Looked,
     turn: Looked,
     short: f64,
+    /// The share of the insertions that were last looked at together.
+    last: f64,
 }
 
 impl IndexRoom {
@@ -55,18 +57,29 @@ impl IndexRoom {
 
     /// An entry was inserted, and forced so many out.
     pub(super) fn inserted(&mut self, forced: u64) {
-        if let Some(share) = self.look.share(forced, u64::from(LOOK))
-            && self.short == 0.0
-            && share > FROM
-        {
-            self.short = share;
-            self.turn = Looked::default();
+        if let Some(share) = self.look.share(forced, u64::from(LOOK)) {
+            self.last = share;
+            if self.short == 0.0 && share > FROM {
+                self.short = share;
+                self.turn = Looked::default();
+            }
         }
         if let Some(share) = self.turn.share(forced, self.objects.max(u64::from(LOOK)))
             && self.short > 0.0
         {
             self.short = if share > UNTIL { share } else { 0.0 };
         }
+    }
+
+    /// Whether insertions have forced others out of late.
+    pub(super) fn forces(&self) -> bool {
+        self.last > UNTIL
+    }
+
+    /// The index has room for so many objects now: what was seen before says nothing any more of what it forces out.
+    pub(super) fn resized(&mut self, objects: u64) {
+        (self.objects, self.last, self.look) = (objects, 0.0, Looked::default());
+        self.turn = Looked::default();
     }
 
     /// The share of insertions that force others out, while the index is too small; else 0.
@@ -86,7 +99,7 @@ fn size_for(capacity: u64, slots: f64) -> u64 {
 pub struct IndexFull {
     /// The share of objects coming to flash for each of which another is lost.
     pub lost: f64,
-    /// The mean size of objects on flash that the index is sized for, bytes.
+    /// The mean size of objects on flash that the index has room for, bytes.
     pub sized_for: u64,
     /// The one that would do, bytes.
     pub fits: u64,
@@ -118,8 +131,8 @@ impl fmt::Display for IndexFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the index is sized for objects of {} in the mean, and those that come are smaller: for {:.0} % of them another one on \
-             flash is lost. Have the flash made anew for objects of {}, with the memory that its larger index takes",
+            "the index has room for objects of {} in the mean and cannot grow further, and those that come are smaller: for {:.0} % of them \
+             another one on flash is lost. It needs room for objects of {}: give it more memory and start again",
             ByteSize(self.sized_for),
             self.lost * 100.0,
             ByteSize(self.fits),

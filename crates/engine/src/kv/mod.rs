@@ -8,6 +8,7 @@ mod evicted;
 mod expire;
 mod flash;
 mod index_room;
+mod index_size;
 mod log;
 mod marks;
 pub mod node;
@@ -23,6 +24,7 @@ pub use clean::{Heat, StageReport, StageSink, Staged};
 pub use config::{ClockMode, FlashGeometry, ShardConfig, object_fits};
 pub use evicted::Evicted;
 pub use index_room::IndexFull;
+pub use index_size::IndexSteps;
 pub use log::{
     FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,
     Shards, Step,

@@ -13,35 +13,19 @@ const STEP: usize = 2 << 20;
 /// The smallest arena.
 const LEAST: usize = 4096;
 
-/// Memory for objects of a shard whose limit may change while it serves.
+/// Memory for objects that a host may advise the system on.
 pub trait Resizable: ObjectMemory + Sized {
-    /// Takes the shard's memory one step closer to `bytes`. Returns whether more steps are needed.
-    ///
-    /// # Errors
-    /// When the system has no memory to grow by.
-    fn resize(shard: &mut KvShard<Self>, now: Now, bytes: usize) -> Result<bool, TryReserveError>;
-
-    /// The memory itself, for the host to advise the system on; nothing where it is no range of bytes.
+    /// The memory itself; nothing where it is no range of bytes.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
 impl Resizable for Arena {
-    fn resize(shard: &mut KvShard, now: Now, bytes: usize) -> Result<bool, TryReserveError> {
-        shard.resize(now, bytes)
-    }
-
     fn bytes_mut(&mut self) -> &mut [u8] {
         self.memory_mut()
     }
 }
 
-/// What stands for the bytes is as large as a study wants it from the start: no limit changes there.
 impl Resizable for CompactArena {
-    fn resize(_: &mut KvShard<Self>, _: Now, _: usize) -> Result<bool, TryReserveError> {
-        debug_assert!(false, "a simulated memory keeps its limit");
-        Ok(false)
-    }
-
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut []
     }
@@ -50,13 +34,18 @@ impl Resizable for CompactArena {
 impl<M: ObjectMemory> KvShard<M> {
     /// Sets the marks of free room at which the cleaner is called and rests: they follow the arena's size.
     pub fn set_marks(&mut self, free_low: usize, free_high: usize) {
-        self.config.free_low = free_low;
-        self.config.free_high = free_high;
+        self.marks = (free_low, free_high);
+        self.fit_marks();
     }
-}
 
-impl KvShard {
-    /// Takes the memory for objects one step closer to `bytes`. Returns whether more steps are needed.
+    /// Where the index has taken much of the memory, the marks lie within what is left.
+    pub(super) fn fit_marks(&mut self) {
+        let arena = self.arena.bytes();
+        self.config.free_low = self.marks.0.min(arena / 2);
+        self.config.free_high = self.marks.1.min(arena / 4 * 3);
+    }
+
+    /// Takes the memory for objects one step closer to `bytes`, less what the index has grown by. Returns whether more steps are needed.
     ///
     /// A smaller arena loses objects by rank, as a write that needs room makes it lose them. With
     /// [`ShardConfig::no_eviction`](super::ShardConfig::no_eviction) it must not be made smaller.
@@ -65,9 +54,30 @@ impl KvShard {
     /// When the system has no memory to grow by; the arena stays as it is.
     pub fn resize(&mut self, now: Now, bytes: usize) -> Result<bool, TryReserveError> {
         self.flush_if_due(now);
-        let bytes = bytes.max(LEAST);
+        self.divided = bytes;
+        let more = self.fit_arena(now, STEP.max(self.arena.bytes() / 256))?;
+        if !more {
+            self.table.fit(&mut self.arena, bytes, &self.config.hasher);
+            self.sweep.restart();
+            self.config.arena_bytes = self.arena.bytes();
+        }
+        Ok(more)
+    }
+
+    /// Whether the memory for objects is larger than it would be with `bytes` for them and what the index has grown by.
+    pub fn shrinks_to(&self, bytes: usize) -> bool {
+        self.arena.bytes() > self.arena_within(bytes)
+    }
+
+    /// What objects have of `bytes`.
+    pub(super) fn arena_within(&self, bytes: usize) -> usize {
+        bytes.saturating_sub(self.index_size.taken(&self.index)).max(LEAST)
+    }
+
+    /// Takes the memory for objects up to `step` bytes closer to the size that it should have. Returns whether more is needed.
+    pub(super) fn fit_arena(&mut self, now: Now, step: usize) -> Result<bool, TryReserveError> {
+        let bytes = self.arena_within(self.divided);
         let have = self.arena.bytes();
-        let step = STEP.max(have / 256);
         let more = if bytes > have {
             self.arena.grow(bytes.min(have + step))?;
             self.arena.bytes() > have && have + step < bytes
@@ -77,9 +87,7 @@ impl KvShard {
             self.arena.bytes() > bytes
         };
         if !more {
-            self.table.fit(&mut self.arena, bytes, &self.config.hasher);
-            self.sweep.restart();
-            self.config.arena_bytes = self.arena.bytes();
+            self.fit_marks();
         }
         Ok(more)
     }

@@ -10,6 +10,7 @@ use super::access_times::AccessTimes;
 use super::api::{Effects, Item, Location, Request, Tier};
 use super::config::{ClockMode, ShardConfig};
 use super::index_room::IndexRoom;
+use super::index_size::IndexSize;
 use super::marks::Marks;
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
@@ -105,6 +106,11 @@ pub struct KvShard<M = Arena> {
     pub(super) scan: Block,
     pub(super) index: FlashIndex,
     pub(super) index_room: IndexRoom,
+    pub(super) index_size: IndexSize,
+    /// Bytes of memory for objects and for what the index has grown by.
+    pub(super) divided: usize,
+    /// Marks of free room for a memory for objects that gives none of it to the index.
+    pub(super) marks: (usize, usize),
     /// Generation of each segment's present filling as this shard was told; 0 when nothing of it may be read.
     pub(super) generations: Box<[u64]>,
     /// Index entries per segment.
@@ -183,11 +189,23 @@ impl KvShard {
             }
             keep
         })?;
+        if index.base_buckets() != config.index_buckets {
+            let recorded = u64::from(index.base_buckets());
+            return Err(IndexError::Buckets { recorded, room: config.index_buckets });
+        }
         let arena = Arena::new(config.arena_bytes);
         let mut shard = Self::with_index(config, admission, index, arena);
         let n = shard.generations.len().min(generations.len());
         shard.generations[..n].copy_from_slice(&generations[..n]);
         shard.live[..n].copy_from_slice(&live[..n]);
+        shard.fit_index();
+        if shard.index_taken() > 0 {
+            // Nothing is in it yet.
+            shard.arena = Arena::new(shard.arena_within(shard.divided));
+            shard.arena.count_cas_from(shard.config.cas_base);
+            (shard.hand, shard.scan) = (shard.arena.first(), shard.arena.first());
+            shard.fit_marks();
+        }
         shard.flush_at = shard.index.owner_word(WORD_FLUSH_AT) as u32;
         Ok((shard, report))
     }
@@ -204,7 +222,8 @@ impl<M: ObjectMemory> KvShard<M> {
         words: Words,
         memory: M,
     ) -> Result<KvShard<M>, IndexError> {
-        let index = FlashIndex::create(words, clock_bits(config.clock_max))?;
+        let (clock, base) = (clock_bits(config.clock_max), config.index_buckets);
+        let index = FlashIndex::create_in(words, base, clock)?;
         Ok(Self::with_index(config, admission, index, memory))
     }
 
@@ -223,6 +242,9 @@ impl<M: ObjectMemory> KvShard<M> {
             scan: arena.first(),
             arena,
             index_room: IndexRoom::new(FlashIndex::objects_for(index.buckets())),
+            index_size: IndexSize::new(config.index_most),
+            divided: config.arena_bytes,
+            marks: (config.free_low, config.free_high),
             index,
             generations: vec![0; segments].into_boxed_slice(),
             live: vec![0; segments].into_boxed_slice(),
@@ -336,11 +358,6 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Bytes of DRAM whose objects are in a segment that is not durable yet.
     pub fn staged_bytes(&self) -> usize {
         self.staged_bytes
-    }
-
-    /// The share of objects coming to flash that force others out of the index, while it is too small; else 0.
-    pub fn index_short(&self) -> f64 {
-        self.index_room.short()
     }
 
     /// The flash index's words, for a checkpoint.

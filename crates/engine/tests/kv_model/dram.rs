@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use larder_base::lock::Single;
 use larder_base::{AppId, Now, Rng, UnixSecs, Words};
-use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::Node;
 use larder_engine::kv::node::start::{
     Claim, ComeBack, DramKeeper, FlashFound, KeepIo, NoteFile, Proved, RunNote, TakeIo, UsedFlash,
@@ -14,7 +13,7 @@ use larder_engine::kv::node::start::{
 use larder_engine::kv::{IoFailed, Saved};
 use larder_format::memory_file::Meta;
 
-use super::starts::{Kept, Machine, NotStarted, Started, kill_or, setup_alone, start};
+use super::starts::{Kept, Machine, NotStarted, Started, index_words, kill_or, setup_alone, start};
 use super::world::{Options, SHARDS};
 
 /// How often a step fails.
@@ -169,7 +168,7 @@ impl Machine {
         let base = cas_base(now.wall, least, rng.next_u64());
         let names = opened.as_ref().map_or(Vec::new(), |opened| opened.new_names(&[]));
         let setup = setup_alone(self.superblock(), base, policy, self.buckets, names.clone());
-        let index = || Words::heap(FlashIndex::words_for(self.buckets));
+        let index = || Words::heap(index_words(self.buckets));
         let words = (0..SHARDS).map(|_| index()).collect();
         let started = start(&setup, words, None, None, 0, options)?;
         self.back = opened.map_or_else(Back::default, |o| o.load(&started.0, &names, now));

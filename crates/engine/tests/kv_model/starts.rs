@@ -1,11 +1,12 @@
 //! What outlives a run, and how it comes and goes: the engine's own starts and stops, killed between any two steps; memory that a
 //! power cut takes; a flash or a directory that is put back from a copy. Runs without flash and memory files: [`dram`](super::dram).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::lock::Single;
-use larder_base::{HashKey, Killed, Nanos, Now, Rng, UnixSecs, Words};
+use larder_base::{HashKey, Killed, Nanos, Now, Rng, Supply, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::start::{
     BINDING_WORDS, Closed, DramKeeper, Drawn, FlashFound, LATEST, Left, NoteFile, RunNote, Shape,
@@ -85,8 +86,7 @@ impl Machine {
         let bytes = bytes + u64::from(SEGMENTS) * u64::from(SEGMENT_BYTES);
         let geometry = Geometry::with_segment(bytes, u64::from(SEGMENT_BYTES)).unwrap();
         let (uuid, key) = (Uuid([seed as u8; 16]), HashKey([seed as u8; 16]));
-        let words =
-            16 + SegmentTable::words_for(SEGMENTS) + SHARDS * FlashIndex::words_for(buckets);
+        let words = 16 + SegmentTable::words_for(SEGMENTS) + SHARDS * index_words(buckets);
         let region: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let superblock = Superblock::format(uuid, key, geometry, UnixSecs(1));
         Machine {
@@ -153,11 +153,11 @@ impl Machine {
     fn words(&self) -> (Words, Words, Vec<Words>) {
         let (header, rest) = self.region.split_at(16);
         let (table, indexes) = rest.split_at(SegmentTable::words_for(SEGMENTS));
-        let indexes = indexes.chunks_exact(FlashIndex::words_for(self.buckets));
+        let indexes = indexes.chunks_exact(index_words(self.buckets));
         (
             Words::from_static(header),
             Words::from_static(table),
-            indexes.map(Words::from_static).collect(),
+            indexes.map(|cells| Words::supplied(cells, Arc::new(Backed(cells)))).collect(),
         )
     }
 
@@ -355,7 +355,8 @@ impl StopIo for Stopping<'_> {
         if self.disk.fails() {
             return (Err("a fault".to_owned()), 1);
         }
-        let (table, indexes) = (all(table), rest.indexes.iter().map(|i| all(i)).collect());
+        let (table, indexes) =
+            (all(table), rest.indexes.iter().map(|i| i.used().collect()).collect());
         let written = self.now.wall;
         let checkpoint = Checkpoint { table, indexes, written };
         kill_or(self.rng, || self.machine.directory.checkpoint = Some(checkpoint));
@@ -416,8 +417,30 @@ impl Kept {
     }
 }
 
-/// What a run is built from.
+/// Words of an index of so many buckets, and of those that it may grow to.
+pub(super) fn index_words(buckets: u32) -> usize {
+    FlashIndex::words_for(FlashIndex::most_buckets(buckets))
+}
+
+/// Memory that is there and loses what is given back.
+struct Backed(&'static [AtomicU64]);
+
+impl Supply for Backed {
+    fn back(&self, _: Range<usize>) -> bool {
+        true
+    }
+    fn give_back(&self, range: Range<usize>) {
+        self.0[range].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
+
+/// What a run is built from. Most indexes may grow.
 fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>>) -> RunSetup {
+    let index_most = match superblock.salt() % 8 {
+        0 => buckets,
+        1 => 2 * buckets + 1,
+        _ => FlashIndex::most_buckets(buckets),
+    };
     RunSetup {
         kv: RunSetup::VERSION,
         larder: String::new(),
@@ -437,6 +460,7 @@ fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>
             flash_min_record: 0,
             access_times: 16,
             buckets,
+            index_most,
             admission_memory: 64 << 10,
             objects: 64,
             share_bits: 0.5f64.to_bits(),

@@ -151,6 +151,13 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
             "Objects whose place in the index was taken",
             f.forced_evictions,
         );
+        counter(r, "flash_index_grown", "Steps by which the flash index has grown", s.index_grown);
+        counter(
+            r,
+            "flash_index_shrunk",
+            "Steps by which the flash index has shrunk",
+            s.index_shrunk,
+        );
         bytes_counter(r, "flash_written", "Bytes written to flash", f.bytes_written);
         bytes_counter(
             r,

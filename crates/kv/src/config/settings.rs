@@ -204,8 +204,8 @@ pub struct Settings {
     /// Format the flash whatever it holds, a file with another --flash-size too: everything on it is lost
     #[arg(long, help_heading = "Flash")]
     pub format_flash: bool,
-    /// Mean size of an object on flash (key, value, header), for which the index is sized: where objects are smaller, some are lost, and
-    /// an alarm says which size would do
+    /// Mean size of an object on flash (key, value, header), for which the index is sized at first: a hint, since the index follows the
+    /// objects that come
     #[arg(
         long,
         value_name = "SIZE",

@@ -357,6 +357,10 @@ pub(crate) fn larder(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
     stat(out, "larder_binary_refused", shared.totals().binary_refused);
     let c = &shared.counters;
     stat(out, "larder_verifies_dropped", store.unverified);
+    if store.flash.is_some() {
+        stat(out, "larder_flash_index_grown", store.index_grown);
+        stat(out, "larder_flash_index_shrunk", store.index_shrunk);
+    }
     stat(out, "larder_flash_read_failures", c.read_errors.load(Ordering::Relaxed));
     stat(out, "larder_flash_signals_lost", c.signals_lost.load(Ordering::Relaxed));
     if let Some(r) = &store.record {

@@ -206,6 +206,7 @@ fn setup(policy: &str, seed: u64, flash: bool) -> RunSetup {
             flash_min_record: 0,
             access_times: 256,
             buckets: 64,
+            index_most: 0,
             admission_memory: 256 << 10,
             objects: 1_000,
             share_bits: 0.25f64.to_bits(),

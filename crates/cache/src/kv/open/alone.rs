@@ -36,7 +36,7 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
     }
     let words = (0..plan.shards)
         .map(|_| ShardWords {
-            index: Words::heap(FlashIndex::words_for(plan.buckets)),
+            index: Words::heap(FlashIndex::words_for(plan.index_most)),
             apps: Words::heap(AppId::COUNT),
         })
         .collect();

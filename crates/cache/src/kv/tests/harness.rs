@@ -132,6 +132,8 @@ pub(super) struct Client {
     pub(super) paced: bool,
     /// And for as long as it takes, at every request: what comes to flash does not depend on how fast the cleaner is.
     pub(super) patient: bool,
+    /// Values of some fifty bytes.
+    pub(super) small: bool,
     keys: u64,
 }
 
@@ -139,7 +141,7 @@ impl Client {
     pub(super) fn new(seed: u64, keys: u64) -> Client {
         let rng = Rng::new(seed);
         let (latest, patient) = (BTreeMap::new(), false);
-        Client { rng, latest, hits: 0, from_flash: 0, paced: true, patient, keys }
+        Client { rng, latest, hits: 0, from_flash: 0, paced: true, patient, small: false, keys }
     }
 
     /// Reads flash as a worker does, failures included.
@@ -199,7 +201,11 @@ impl Client {
         match self.rng.below(10) {
             0..6 => self.check(site, n),
             6..9 => {
-                let len = if self.rng.chance(0.05) { 20_000 } else { 200 + self.rng.below(4_000) };
+                let len = match self.rng.chance(0.05) {
+                    _ if self.small => 20 + self.rng.below(60),
+                    true => 20_000,
+                    false => 200 + self.rng.below(4_000),
+                };
                 let mut value = vec![0; len as usize];
                 self.rng.fill(&mut value);
                 let write = Write {

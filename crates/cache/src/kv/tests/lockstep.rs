@@ -212,7 +212,9 @@ fn all(words: &Words) -> Vec<u64> {
 
 fn left(node: &Node<Single>, maintenance: &Maintenance<Vec<u8>>) -> Words3 {
     let table = all(maintenance.log().unwrap().table().words());
-    node.at_rest(|rest| (table, rest.indexes.iter().map(|i| all(i)).collect(), rest.apps.to_vec()))
+    node.at_rest(|rest| {
+        (table, rest.indexes.iter().map(|i| i.used().collect()).collect(), rest.apps.to_vec())
+    })
 }
 
 /// A node like the store's, which goes on from what the last one has left.

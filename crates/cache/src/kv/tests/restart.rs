@@ -176,6 +176,59 @@ fn a_hurried_start_and_a_hurried_stop_lose_nothing() {
     site.stop(true);
 }
 
+/// An index that has grown is gone on with as it is: after a kill, in the middle of a step or not, and after a stop, by its checkpoint.
+#[test]
+fn a_grown_index_outlives_the_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = CacheConfig { flash_object_size: 4096, ..config(dir.path().to_owned()) };
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    let mut client = Client::new(10, 80_000);
+    (client.small, client.patient) = (true, true);
+    let buckets = |site: &Site| -> Vec<u32> {
+        let node = &site.store.node;
+        (0..node.shards()).map(|i| node.lock(i).index().buckets()).collect()
+    };
+    let memory = |site: &Site| -> u64 {
+        let shared = |name| ["objects", "flash_index"].contains(&name);
+        site.stats().memory.iter().filter(|(name, _)| shared(*name)).map(|(_, bytes)| bytes).sum()
+    };
+    let (site, _) = open(&config, device.clone()).unwrap();
+    let (base, before) = (buckets(&site), memory(&site));
+    for round in 0..40 {
+        (0..20_000).for_each(|_| client.step(&site));
+        // In the middle, where it has a long way to go.
+        if round >= 2 && site.stats().index_grown > 6 * base.len() as u64 {
+            break;
+        }
+    }
+    let (grown, kept) =
+        (buckets(&site), site.store.node.totals(site.clock.now().mono).flash_objects);
+    assert!(grown.iter().sum::<u32>() > base.iter().sum::<u32>() * 5 / 4, "{base:?} {grown:?}");
+    assert!(memory(&site) <= before + (4 << 10), "{before} bytes, {}", memory(&site));
+    // Without a checkpoint: the index is in memory alone.
+    config.hurry.store(true, Ordering::Relaxed);
+    site.stop(false);
+    config.hurry.store(false, Ordering::Relaxed);
+    let (site, opened) = open(&config, device.clone()).unwrap();
+    assert_eq!(opened.warmth, Some(Warmth::Memory));
+    assert_eq!(site.stats().index_grown, 0);
+    assert!(opened.kept > kept * 9 / 10, "{} of {kept}", opened.kept);
+    assert!(buckets(&site).iter().zip(&grown).all(|(is, was)| is >= was));
+    assert!(memory(&site) <= before + (4 << 10), "{before} bytes, {}", memory(&site));
+    let there = client.check_all(&site);
+    assert!(there >= opened.kept * 9 / 10, "{there} of {}", opened.kept);
+    (0..20_000).for_each(|_| client.step(&site));
+    let grown = buckets(&site);
+    site.stop(false);
+    let (site, opened) = open(&config, device).unwrap();
+    assert_eq!(opened.warmth, Some(Warmth::Checkpoint));
+    assert!(buckets(&site).iter().zip(&grown).all(|(is, was)| is >= was));
+    let there = client.check_all(&site);
+    assert!(there >= opened.kept * 9 / 10, "{there} of {}", opened.kept);
+    site.store.node.validate().unwrap();
+    site.stop(true);
+}
+
 #[test]
 fn a_start_with_another_flash_that_is_refused_leaves_the_index_of_the_one_before() {
     let dir = tempfile::tempdir().unwrap();

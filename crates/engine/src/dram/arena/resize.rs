@@ -18,8 +18,11 @@ use super::{AFTER_FREE, Arena, BLOCK_HEADER, Block, MIN_UNITS, UNIT, USED, arena
 #[derive(Debug)]
 #[must_use]
 pub struct Tail {
-    cut: u32,
-    first: u32,
+    pub(in crate::dram) cut: u32,
+    /// The address at which it begins.
+    pub(in crate::dram) first: u32,
+    /// Its blocks, where they are not known by their addresses.
+    pub(in crate::dram) slots: Option<Vec<u32>>,
     /// Objects that lie in it, the last in address order first. All must be gone before it is cut off.
     pub objects: Vec<Block>,
 }
@@ -27,7 +30,10 @@ pub struct Tail {
 impl Tail {
     /// Whether `block` lies in it.
     pub fn has(&self, block: Block) -> bool {
-        block.0 >= self.first
+        match &self.slots {
+            Some(slots) => slots.contains(&block.0),
+            None => block.0 >= self.first,
+        }
     }
 }
 
@@ -83,7 +89,7 @@ impl Arena {
             at += units;
         }
         objects.reverse();
-        Tail { cut, first, objects }
+        Tail { cut, first, slots: None, objects }
     }
 
     /// Copies the first `payload` bytes of a block to another one, never to the withheld end. `None` when there is no room.

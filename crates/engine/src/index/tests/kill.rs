@@ -28,8 +28,9 @@ fn cut_everywhere(index: &FlashIndex, change: Change) -> (u64, u64) {
     whole.hand = index.hand;
     apply(&mut whole, change);
     let after = contents(&whole);
-    let touched: Vec<u32> =
-        (0..index.buckets).filter(|&b| index.line(b) != whole.line(b)).collect();
+    let touched: Vec<u32> = (0..index.buckets)
+        .filter(|&b| b >= whole.buckets || index.line(b) != whole.line(b))
+        .collect();
     let (objects_before, objects_after) = (objects(&before), objects(&after));
     let (mut cuts, mut wipes) = (0, 0);
     loop {
@@ -67,12 +68,11 @@ fn cut_everywhere(index: &FlashIndex, change: Change) -> (u64, u64) {
                 context()
             );
         }
-        let in_hand =
-            if matches!(change, Change::Insert(_, Entry { place: Place::Extent { .. }, .. })) {
-                9
-            } else {
-                1
-            };
+        let in_hand = match change {
+            Change::Insert(_, Entry { place: Place::Extent { .. }, .. }) => 9,
+            Change::Shrink => SLOTS,
+            _ => 1,
+        };
         assert!(report.wiped_buckets == 1 || lost.len() <= in_hand, "{}: lost {lost:?}", context());
         if finished {
             assert_eq!((left, report.wiped_buckets), (after, 0), "{}", context());
@@ -111,12 +111,34 @@ fn a_kill_anywhere_leaves_a_sound_index() {
     );
 }
 
+/// What a kill leaves of a bucket that is being split or taken back.
+#[test]
+fn a_kill_while_it_grows_or_shrinks_leaves_a_sound_index() {
+    let mut cuts = 0;
+    for (seed, buckets, tags, wide) in
+        [(1, 1, 4096, 0.0), (2, 2, 30, 0.1), (3, 3, 4096, 0.3), (4, 2, 4096, 1.0)]
+    {
+        let mut index = with_room(buckets, ClockBits::Two);
+        let mut source = Source::new(seed, tags, wide, 3);
+        source.steps = 0.2;
+        for _ in 0..500 {
+            let change = source.draw();
+            if matches!(change, Change::Grow | Change::Shrink) {
+                cuts += cut_everywhere(&index, change).0;
+            }
+            apply(&mut index, change);
+        }
+        assert!(!index.is_empty());
+    }
+    assert!(cuts > 2_000, "the test must reach the case it is for: {cuts} cuts");
+}
+
 #[test]
 fn a_removal_that_returned_stays_removed() {
     // Removed before, cut in any later change: it never returns.
-    let mut index =
-        FlashIndex::create(Words::heap(FlashIndex::words_for(3)), ClockBits::Two).unwrap();
+    let mut index = with_room(3, ClockBits::Two);
     let mut source = Source::new(21, 4096, 0.2, 3);
+    source.steps = 0.1;
     let mut checked = 0;
     for round in 0..400 {
         let change = source.draw();

@@ -1,6 +1,6 @@
 //! The naive index that the real one is measured by: a sorted list of (family, entry), and operations on both.
 
-use larder_base::{ObjectHash, Rng};
+use larder_base::{ObjectHash, Rng, Words};
 
 use super::super::bucket::positions;
 use super::super::*;
@@ -38,7 +38,8 @@ pub(super) fn layout(index: &FlashIndex) -> Vec<(u32, Family, Entry)> {
         let line = index.line(bucket);
         for pos in positions(line.live()) {
             let tag = line.tag(pos);
-            let pair = bucket.min(index.other(bucket, tag));
+            let first = bucket % index.base;
+            let pair = first.min(index.second(first, tag));
             all.push((
                 bucket,
                 Family(u64::from(pair) << 12 | u64::from(tag)),
@@ -82,6 +83,14 @@ pub(super) enum Change {
     Hit(ObjectHash, u16, Place, ClockMode),
     Sweep(u32),
     DropSegment(u16),
+    Grow,
+    Shrink,
+}
+
+/// An index of so many buckets, with words for as many as it can grow to.
+pub(super) fn with_room(buckets: u32, clock: ClockBits) -> FlashIndex {
+    let words = Words::heap(FlashIndex::words_for(FlashIndex::most_buckets(buckets)));
+    FlashIndex::create_in(words, buckets, clock).unwrap()
 }
 
 /// Draws changes that often meet what is there: hashes of inserted entries are remembered and used again.
@@ -90,12 +99,14 @@ pub(super) struct Source {
     pub(super) tags: u64,
     pub(super) wide: f64,
     pub(super) clock_max: u8,
+    /// The share of changes that make it larger or smaller, more of them the first.
+    pub(super) steps: f64,
     known: Vec<(ObjectHash, Entry)>,
 }
 
 impl Source {
     pub(super) fn new(seed: u64, tags: u64, wide: f64, clock_max: u8) -> Source {
-        Source { rng: Rng::new(seed), tags, wide, clock_max, known: Vec::new() }
+        Source { rng: Rng::new(seed), tags, wide, clock_max, steps: 0.0, known: Vec::new() }
     }
 
     pub(super) fn draw(&mut self) -> Change {
@@ -106,6 +117,9 @@ impl Source {
                 (random_hash(&mut s.rng, s.tags), random_entry(&mut s.rng, s.wide, s.clock_max))
             })
         };
+        if self.steps > 0.0 && self.rng.chance(self.steps) {
+            return if self.rng.chance(0.6) { Change::Grow } else { Change::Shrink };
+        }
         match self.rng.below(100) {
             0..60 => {
                 let (hash, entry) = if self.rng.chance(0.02) {
@@ -145,5 +159,7 @@ pub(super) fn apply(index: &mut FlashIndex, change: Change) {
         Change::Hit(hash, segment, place, mode) => drop(index.hit(hash, segment, place, mode)),
         Change::Sweep(buckets) => drop(index.sweep(buckets, |_| ())),
         Change::DropSegment(segment) => drop(index.drop_segment(segment)),
+        Change::Grow => drop(index.grow()),
+        Change::Shrink => drop(index.shrink()),
     }
 }

@@ -105,6 +105,23 @@ fn check(index: &mut FlashIndex, model: &mut Contents, change: Change) -> bool {
             model.retain(|e| e.1.segment != segment);
             assert_eq!(index.drop_segment(segment), (before - model.len()) as u64);
         }
+        Change::Grow => {
+            let (before, room) = (index.buckets(), index.room());
+            assert_eq!(index.grow(), before < room);
+            assert_eq!(index.buckets(), (before + 1).min(room));
+        }
+        Change::Shrink => {
+            let (before, base) = (index.buckets(), index.base_buckets());
+            let forced = index.shrink();
+            assert_eq!(forced.is_some(), before > base);
+            assert_eq!(index.buckets(), (before - 1).max(base));
+            let gone = minus(model, &contents(index));
+            if let Some(forced) = forced {
+                assert_eq!(forced.len() + forced.omitted(), gone.len());
+            }
+            forced_out = !gone.is_empty();
+            *model = minus(model, &gone);
+        }
     }
     assert_eq!(*model, contents(index), "after {change:?}");
     index.validate().unwrap_or_else(|e| panic!("after {change:?}: {e}"));
@@ -134,9 +151,20 @@ fn check_probe(index: &FlashIndex, model: &Contents, rng: &mut Rng, tags: u64) {
 }
 
 fn run(seed: u64, buckets: u32, tags: u64, wide: f64, clock: ClockBits, changes: usize) -> usize {
-    let mut index = new_index(buckets, clock);
+    run_over(new_index(buckets, clock), 0.0, seed, tags, wide, changes)
+}
+
+fn run_over(
+    mut index: FlashIndex,
+    steps: f64,
+    seed: u64,
+    tags: u64,
+    wide: f64,
+    changes: usize,
+) -> usize {
     let mut model = Contents::new();
-    let mut source = Source::new(seed, tags, wide, clock.max());
+    let mut source = Source::new(seed, tags, wide, index.clock_max);
+    source.steps = steps;
     let mut forced = 0;
     for _ in 0..changes {
         let change = source.draw();
@@ -160,6 +188,45 @@ proptest! {
     ) {
         let clock = if two_bits { ClockBits::Two } else { ClockBits::One };
         run(seed, buckets, tags, wide, clock, changes);
+    }
+
+    /// Nothing is lost by growing, and by shrinking only what is said to be.
+    #[test]
+    fn equals_a_plain_multiset_while_it_grows_and_shrinks(
+        seed: u64,
+        buckets in 1u32..6,
+        tags in prop_oneof![Just(2u64), Just(30), Just(4096)],
+        wide in prop_oneof![Just(0.0), Just(0.1), Just(0.5), Just(1.0)],
+        steps in prop_oneof![Just(0.05), Just(0.3)],
+        changes in 1usize..600,
+    ) {
+        run_over(with_room(buckets, ClockBits::Two), steps, seed, tags, wide, changes);
+    }
+}
+
+/// An index that grows as it is filled holds what one of that size from the start would, at any number of buckets in between.
+#[test]
+fn a_grown_index_can_be_filled_as_any_other() {
+    let base = 700;
+    for (wide, wanted) in [(0.0, 0.955), (0.1, 0.85)] {
+        let mut index = with_room(base, ClockBits::Two);
+        let mut rng = Rng::new(17);
+        let mut loads = Vec::new();
+        loop {
+            let hash = hash_of(rng.next_u64() as u32, rng.below(4096) as u16);
+            if index.insert(hash, random_entry(&mut rng, wide, 3)).forced.is_empty() {
+                continue;
+            }
+            loads.push((index.buckets(), (index.load() * 1000.0) as u64));
+            let step = base / 8 * (index.buckets() / base).next_power_of_two().max(1);
+            if !(0..step).all(|_| index.grow()) {
+                break;
+            }
+        }
+        index.validate().unwrap();
+        let least = loads.iter().map(|l| l.1).min().unwrap();
+        println!("{wide}: {loads:?}");
+        assert!(least as f64 / 1000.0 > wanted, "{loads:?}");
     }
 }
 
@@ -207,6 +274,8 @@ fn the_other_bucket_of_the_other_is_the_first() {
         let index = FlashIndex {
             words: Words::heap(0),
             buckets,
+            base: buckets,
+            spots: Spots::new(buckets, buckets),
             clock_max: 3,
             len: 0,
             wide: 0,
@@ -288,7 +357,10 @@ fn sizes_and_foreign_memory_are_refused() {
     let mut index = new_index(3, ClockBits::Two);
     let mut bigger = Words::heap(FlashIndex::words_for(4));
     (0..index.words.len()).for_each(|i| bigger.store(i, index.words.load(i)));
-    assert_eq!(attach(bigger), Err(IndexError::Buckets { recorded: 3, room: 4 }));
+    assert_eq!(attach(bigger), Ok(()), "it has room to grow");
+    let mut smaller = Words::heap(FlashIndex::words_for(2));
+    (0..smaller.len()).for_each(|i| smaller.store(i, index.words.load(i)));
+    assert_eq!(attach(smaller), Err(IndexError::Buckets { recorded: 3, room: 2 }));
     index.words.store(JOURNAL, 4);
     assert_eq!(attach(index.words.snapshot()), Err(IndexError::Journal { bucket: 3, buckets: 3 }));
 }

@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use larder_base::lock::{Lock, LockKind, Rank, SharedLock};
-use larder_base::{AppId, ByteSize, KeyHasher, Now, ObjectHash, UnixSecs, Words};
+use larder_base::{AppId, ByteSize, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_policy::application::{ApplicationError, Lookup};
 use larder_policy::learn::{Model, TrainingSet};
 
@@ -100,8 +100,8 @@ pub enum MemoryError {
 
 /// All shards of a node that nobody uses any more, locked: what a checkpoint is written of.
 pub struct AtRest<'a> {
-    /// The words of each shard's flash index.
-    pub indexes: Vec<&'a Words>,
+    /// Each shard's flash index.
+    pub indexes: Vec<&'a FlashIndex>,
     /// Bytes on flash by application, for each shard.
     pub apps: &'a [Vec<u64>],
     /// Objects on flash.
@@ -330,7 +330,9 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             let (wanted, machine) = (ByteSize(bytes), ByteSize(machine));
             return Err(MemoryError::Machine { wanted, machine });
         }
-        plan.resized(bytes)?;
+        // What indexes have grown by is not the objects'.
+        let taken: u64 = (0..self.shards()).map(|i| self.lock(i).index_taken() as u64).sum();
+        Plan { fixed: plan.fixed + taken, ..*plan }.resized(bytes)?;
         self.memory.store(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -459,11 +461,11 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
 
     /// Locks everything, when the last request has been answered.
     pub fn at_rest<R>(&self, f: impl FnOnce(&AtRest<'_>) -> R) -> R {
-        let mut guards: Vec<_> = self.cells.iter().map(|cell| cell.0.lock_beside()).collect();
+        let guards: Vec<_> = self.cells.iter().map(|cell| cell.0.lock_beside()).collect();
         let apps: Vec<Vec<u64>> = guards.iter().map(|g| g.apps().flash_bytes().collect()).collect();
         let on_flash = guards.iter().map(|g| g.index().len()).sum();
         let in_dram = guards.iter().map(|g| g.dram_objects()).sum();
-        let indexes = guards.iter_mut().map(|g| &*g.unrecorded().index_words()).collect();
+        let indexes = guards.iter().map(|g| g.index()).collect();
         f(&AtRest { indexes, apps: &apps, on_flash, in_dram })
     }
 

@@ -3,7 +3,7 @@
 use larder_base::{AppId, ByteSize};
 use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
 use larder_format::page::SMALL_MAX;
-use larder_format::{Geometry, GeometryError};
+use larder_format::{Geometry, GeometryError, PAGE_SIZE};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
 
 use super::defaults::INDEX_BYTES_PER_OBJECT;
@@ -172,8 +172,10 @@ pub struct Plan {
     pub shards: usize,
     /// Bytes of each shard's arena.
     pub arena_bytes: usize,
-    /// Buckets of each shard's flash index; 0 without flash.
+    /// Buckets of each shard's flash index at first; 1 without flash.
     pub buckets: u32,
+    /// Buckets to which it may grow, in memory of the arena.
+    pub index_most: u32,
     /// Words of the region: header, segment table, indexes.
     pub region_words: usize,
     /// Bytes of admission tables per shard.
@@ -310,6 +312,11 @@ fn least_arena(max_item: u64) -> u64 {
     max_item + max_item / 4 + 4096
 }
 
+/// The same while a server runs, in one of `n` shards.
+fn least_at_run_time(max_item: u64, staged: u64, n: u64) -> u64 {
+    least_arena(max_item).max(MIN_ARENA / n).max(2 * staged)
+}
+
 /// What objects have of `memory` at least.
 fn least_objects(memory: u64) -> u64 {
     MIN_ARENA.max(memory / 16)
@@ -320,6 +327,9 @@ const LEAST_SEGMENT: u64 = 64 << 10;
 
 /// The smallest segment of a sample, bytes.
 const LEAST_SAMPLED_SEGMENT: u64 = 16 << 10;
+
+/// Words of a page of memory.
+const PAGE_WORDS: usize = PAGE_SIZE / 8;
 
 /// Words of the region's header.
 pub const REGION_HEADER: usize = 64;
@@ -419,8 +429,24 @@ impl Plan {
 
     /// Words of the region of a flash of so many segments, with so many shards and buckets for each.
     pub fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
-        let index = FlashIndex::words_for(buckets).next_multiple_of(8);
-        REGION_HEADER + table_words(segments) + shards * (index + APP_WORDS)
+        Self::index_at(segments, shards, buckets, shards)
+    }
+
+    /// Where in the region the index of shard `i` begins: behind all that keeps its size, so that there is room behind each index for what
+    /// it may grow to. Memory is taken for what it has.
+    pub fn index_at(segments: u16, shards: usize, buckets: u32, i: usize) -> usize {
+        let first = REGION_HEADER + table_words(segments) + shards * APP_WORDS;
+        let each = FlashIndex::words_for(FlashIndex::most_buckets(buckets));
+        first.next_multiple_of(PAGE_WORDS) + i * each.next_multiple_of(PAGE_WORDS)
+    }
+
+    /// Buckets to which an index that begins with `buckets` may grow beside an arena of `arena` bytes: half of that, while what it must hold
+    /// finds room.
+    fn index_most(arena: u64, buckets: u32, needed: u64) -> u32 {
+        let gives =
+            (arena / 2).min(arena.saturating_sub(needed)) / u64::from(FlashIndex::BUCKET_BYTES);
+        let most = u64::from(buckets).saturating_add(gives);
+        most.min(u64::from(FlashIndex::most_buckets(buckets))) as u32
     }
 
     fn divide(
@@ -559,10 +585,15 @@ impl Plan {
         let n = shards as u64;
         let staged = if of.capacity > 0 { 2 * of.segment / n } else { 0 };
         let (free_low, free_high) = marks(arena, staged);
+        let index_most = match of.capacity {
+            0 => beside.buckets,
+            _ => Self::index_most(arena, beside.buckets, least_at_run_time(max_item, staged, n)),
+        };
         Plan {
             shards,
             arena_bytes: arena as usize,
             buckets: beside.buckets,
+            index_most,
             region_words: Self::region_words(of.segments, shards, beside.buckets),
             admission_bytes: (admission / n) as usize,
             access_times: (beside.access / n / 8) as usize,
@@ -583,7 +614,7 @@ impl Plan {
     pub fn resized(&self, memory: u64) -> Result<Plan, PlanError> {
         let n = self.shards as u64;
         let arena = arena_of(memory, self.fixed, n);
-        let needed = least_arena(self.max_item).max(MIN_ARENA / n).max(2 * self.staged);
+        let needed = least_at_run_time(self.max_item, self.staged, n);
         if arena < needed {
             return Err(PlanError::TooLowAtRunTime {
                 memory: ByteSize(memory),
@@ -624,6 +655,11 @@ impl Plan {
             shards: 1,
             arena_bytes: arena as usize,
             buckets,
+            index_most: Self::index_most(
+                arena,
+                buckets,
+                least_at_run_time(self.max_item, staged, 1),
+            ),
             region_words: Self::region_words(segments, 1, buckets),
             admission_bytes: part(self.admission_bytes as u64 * n).max(MIN_ADMISSION) as usize,
             access_times: part(self.access_times as u64 * n).max(64) as usize,
@@ -710,7 +746,8 @@ mod tests {
             let g = geometry(memory, flash);
             let p = plan(memory, 1 << 20, Some((&g, 280))).unwrap();
             let sum = p.shards as u64 * p.arena_bytes as u64
-                + p.region_words as u64 * 8
+                + (REGION_HEADER + table_words(g.segments())) as u64 * 8
+                + (p.shards * (FlashIndex::words_for(p.buckets) + APP_WORDS)) as u64 * 8
                 + 3 * u64::from(g.segment_bytes())
                 + p.shards as u64 * (p.admission_bytes + p.access_times * 8) as u64;
             assert!(sum <= memory && sum > memory * 9 / 10, "{memory}: {sum} {p:?}");
@@ -886,6 +923,26 @@ mod tests {
         // Every shard must hold the largest object, and all of them must fit.
         assert!(keep(24 << 20, 12 << 20, 280).is_err() && keep(2 << 20, 64 << 10, 280).is_err());
         assert!(keep(was.shards as u64 * (13 << 30), 1 << 20, 280).is_err());
+    }
+
+    /// What an index may take of objects leaves them half of what they have, and what the largest of them needs.
+    #[test]
+    fn an_index_grows_within_the_memory_of_objects() {
+        for (memory, item, flash, object) in [
+            (4 << 20, 64 << 10, 26 << 20, 280),
+            (64 << 20, 1 << 20, 1 << 30, 280),
+            (64 << 20, 1 << 20, 1 << 30, 4096),
+            (2 << 20, 256 << 10, 32 << 20, 1000),
+        ] {
+            let g = Plan::geometry(memory, flash, item).unwrap();
+            let p = plan(memory, item, Some((&g, object))).unwrap();
+            let taken = u64::from(p.index_most - p.buckets) * u64::from(FlashIndex::BUCKET_BYTES);
+            assert!(p.index_most <= FlashIndex::most_buckets(p.buckets), "{p:?}");
+            assert!(taken <= p.arena_bytes as u64 / 2, "{p:?}");
+            assert!(p.arena_bytes as u64 - taken >= item, "{p:?}");
+            assert!(p.index_most > p.buckets, "{p:?}");
+        }
+        assert_eq!(plan(64 << 20, 1 << 20, None).unwrap().index_most, 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::collections::TryReserveError;
 use larder_base::Now;
 
 use super::plan::{Plan, PlanError};
-use crate::kv::resize::Resizable;
+use crate::dram::ObjectMemory;
 use crate::kv::shard::KvShard;
 
 /// What is to be done next.
@@ -86,14 +86,14 @@ impl Resizing {
     ///
     /// # Errors
     /// The system has no memory for it to grow by.
-    pub fn step<M: Resizable>(
+    pub fn step<M: ObjectMemory>(
         &mut self,
         now: Now,
         index: usize,
         shard: &mut KvShard<M>,
     ) -> Result<bool, TryReserveError> {
         let plan = &self.plan;
-        let shrinks = shard.object_memory_held() > plan.arena_bytes;
+        let shrinks = shard.shrinks_to(plan.arena_bytes);
         if !shrinks && !self.may_grow {
             return Ok(false);
         }
@@ -101,7 +101,7 @@ impl Resizing {
         if !self.no_eviction {
             shard.set_marks(plan.free_low, plan.free_high);
         }
-        self.there[index] = !M::resize(shard, now, plan.arena_bytes)?;
+        self.there[index] = !shard.resize(now, plan.arena_bytes)?;
         Ok(self.there[index])
     }
 }

@@ -42,7 +42,7 @@ pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, Taken, UsedFlash, take_dire
 pub use superblocks::{Heads, Superblocks};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
-const LAYOUT: u64 = 3;
+const LAYOUT: u64 = 4;
 const OWNER: usize = 4;
 const ANNOUNCED: usize = 5;
 /// Where in the memory the latest time is.
@@ -89,7 +89,7 @@ pub struct Shape {
     pub segment_bytes: u32,
     /// Shards.
     pub shards: usize,
-    /// Buckets of each one's index.
+    /// Buckets of each one's index before it grew.
     pub buckets: u32,
 }
 
@@ -113,7 +113,7 @@ impl Shape {
             (2, uuid as u64),
             (3, (uuid >> 64) as u64),
             (6, self.shards as u64),
-            (7, FlashIndex::words_for(self.buckets) as u64),
+            (7, FlashIndex::words_for(FlashIndex::most_buckets(self.buckets)) as u64),
             (8, SegmentTable::words_for(self.segments) as u64),
             (9, u64::from(self.segment_bytes)),
         ]
@@ -338,7 +338,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         let words = self.log()?.table().words().len();
         let mut bytes = 0;
         let mut closed = node.at_rest(|rest| {
-            let indexes: usize = rest.indexes.iter().map(|index| index.len()).sum();
+            let indexes: usize = rest.indexes.iter().map(|index| index.used_words()).sum();
             let apps: usize = rest.apps.iter().map(Vec::len).sum();
             // What the checkpoint can come to at most, should this be killed while it is written.
             let about = REGION_HEADER * (2 + rest.indexes.len());

@@ -11,6 +11,7 @@ use larder_policy::admission::{
 use super::node::Node;
 use crate::dram::ObjectMemory;
 use crate::kv::index_room::IndexFull;
+use crate::kv::index_size::IndexSteps;
 use crate::kv::log::LogStats;
 use crate::kv::stats::{AppStats, ShardStats};
 
@@ -27,6 +28,8 @@ pub struct Totals {
     pub flushed_replaced: u64,
     /// Suspects that were forgotten because too many verifications were under way.
     pub unverified: u64,
+    /// Steps by which the flash indexes have changed their size.
+    pub index_steps: IndexSteps,
     /// Objects in DRAM.
     pub dram_objects: u64,
     /// Bytes that they take.
@@ -137,6 +140,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             all.expired_unasked += shard.expired_unasked();
             all.flushed_replaced += shard.flushed_replaced();
             all.unverified += shard.unverified();
+            all.index_steps.add(shard.index_steps());
             all.dram_objects += shard.dram_objects() as u64;
             all.dram_bytes += (shard.dram_capacity() - shard.dram_free_bytes()) as u64;
             all.flash_objects += shard.index().len();

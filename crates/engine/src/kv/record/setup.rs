@@ -74,8 +74,11 @@ pub struct ShardSetup {
     pub flash_min_record: u32,
     /// See [`ShardConfig::access_times`].
     pub access_times: u64,
-    /// Buckets of the flash index.
+    /// Buckets of the flash index at first.
     pub buckets: u32,
+    /// See [`ShardConfig::index_most`].
+    #[serde(default)]
+    pub index_most: u32,
     /// See [`Setup::memory`].
     pub admission_memory: u64,
     /// See [`Setup::objects`].
@@ -283,6 +286,9 @@ impl RunSetup {
         let clock = u64::from(s.clock_max);
         check((1..=3).contains(&clock), "clock_max", clock, "1 to 3")?;
         check(s.buckets >= 1, "buckets", u64::from(s.buckets), "at least 1")?;
+        let most = u64::from(FlashIndex::most_buckets(s.buckets));
+        let sound = u64::from(s.index_most) <= most;
+        check(sound, "index_most", u64::from(s.index_most), "at most eight times buckets")?;
         check(s.access_times <= 1 << 32, "access_times", s.access_times, "at most 2^32")?;
         check(self.segments <= 4095, "segments", u64::from(self.segments), "at most 4095")?;
         let bytes = u64::from(self.segment_bytes);
@@ -319,6 +325,8 @@ impl RunSetup {
         let shares = self.applications.applications()?.shares(&self.applications.config)?;
         Ok(ShardConfig {
             arena_bytes: s.arena_bytes as usize,
+            index_buckets: s.buckets,
+            index_most: s.index_most,
             max_object: s.max_object,
             no_eviction: s.no_eviction,
             clock_mode: if s.clock_increment { ClockMode::Increment } else { ClockMode::SetMax },
@@ -381,10 +389,13 @@ impl RunSetup {
         memory: M,
     ) -> Result<KvShard<M>, SetupError> {
         let mut admission = self.admission(i)?;
-        let words = FlashIndex::words_for(self.shard.buckets);
+        let (buckets, most) = (self.shard.buckets, self.shard.index_most.max(self.shard.buckets));
+        let words = FlashIndex::words_for(most);
         let words = if M::SPARING {
             admission.grow_as_filled();
-            Words::growing(words, INDEX_WHOLE_FROM)
+            // Of what it has at first.
+            let share = u64::from(buckets) as f64 / f64::from(most);
+            Words::growing(words, (INDEX_WHOLE_FROM as f64 * share).ceil() as usize)
         } else {
             Words::heap(words)
         };
