@@ -400,6 +400,7 @@ class Chain:
         s.bad = [{} for v in V]                                         # block -> sequence of the record that was skipped
         s.place = {}                                                    # (volume, sequence) -> where it can be read
         s.medium = [[[None, None, ''] for _ in range(BATCHES)] for _ in range(SEGMENTS)]   # durable, written, rot
+        # The segment freed last is filled next.
         s.free, s.live, s.retired, s.parked = list(range(SEGMENTS)), [], [], []   # live, oldest first: [generation, segment, used, first batch]
         s.gen, s.run, s.no, s.link, s.durable = 0, 1, 0, (1, 0), 0
         s.told, s.rots = ({}, 0), 0                                        # the last FRONTIER written; rotten places
@@ -440,9 +441,9 @@ class Chain:
         s.durable = s.no; s.promised = [len(t) for t in s.truth]
         for p in s.parked: p[4] = True
         said = [seg for seg in s.retired if seg[0] < s.told[1] or not s.on('fifo')]   # the newest FRONTIER is durable now
-        s.free += [seg[1] for seg in said]; s.retired = [seg for seg in s.retired if seg not in said]
+        s.free[:0] = [seg[1] for seg in said][::-1]; s.retired = [seg for seg in s.retired if seg not in said]
         gone = [p for p in s.parked if p[3][-1] <= s.told[0].get(p[2], (0,))[0]]
-        s.free += [p[1] for p in gone]; s.parked = [p for p in s.parked if p not in gone]
+        s.free[:0] = [p[1] for p in gone][::-1]; s.parked = [p for p in s.parked if p not in gone]
     # ---- destaging, freeing, parking ----
     def readable(s, v, seq):
         p, i, _ = s.place[v, seq]; durable, written, rot = s.medium[p][i]
@@ -461,7 +462,7 @@ class Chain:
             if seg is s.live[-1] or s.holds(seg): continue
             s.live.remove(seg)
             if s.on('saidfree'): return s.retired.append(seg)
-            return s.free.append(seg[1])
+            return s.free.insert(0, seg[1])
     def park(s):
         """The oldest segment's records of a volume whose store is away go to a segment of their own."""
         if len(s.live) < 2: return
@@ -487,7 +488,7 @@ class Chain:
         s.truth[v], s.store[v], s.bad[v], s.F[v], s.promised[v] = [], dict.fromkeys(range(BLOCKS), 0), {}, 0, 0
         if s.on('number'): s.number[v] += 1
         s.place = {vq: p for vq, p in s.place.items() if vq[0] != v}
-        s.free += [p[1] for p in s.parked if p[2] == v]; s.parked = [p for p in s.parked if p[2] != v]
+        s.free[:0] = [p[1] for p in s.parked if p[2] == v][::-1]; s.parked = [p for p in s.parked if p[2] != v]
     def rot(s):
         """In what a later durable batch knows durable, or in a parked copy: other rot looks like a torn tail."""
         known = max([b.known for seg in s.medium for b, w, r in seg if b and not r], default=0)
