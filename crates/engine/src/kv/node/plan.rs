@@ -822,6 +822,8 @@ mod tests {
                 seed: 1,
                 objects: p.objects,
                 share: 1.0 / p.shards as f64,
+                dram: 0,
+                flash: 0,
                 budget_rate: Some(1e6),
             };
             let built = Admission::new(&config, &setup).map(|_| ());
