@@ -160,9 +160,9 @@ impl SharedRegion {
         let start: *const AtomicU64 = map.as_ptr().cast();
         // Never unmapped: that is what makes the words 'static.
         std::mem::forget(map);
-        // SAFETY: the mapping starts at a page, has `length` bytes that are all backed by the file (reserved above, and
-        // the file is private to this user and locked), and stays for the life of the process. Other mappings of the
-        // file, in this process or another, may store to it at any time, which atomics allow.
+        // SAFETY: the mapping starts at a page, has `length` bytes that the file has too (it is private to this user and locked), and stays
+        // for the life of the process. Where no memory is reserved for them above, nothing is stored before `Part::back` has reserved it.
+        // Other mappings of the file, in this process or another, may store to it at any time, which atomics allow.
         let words = unsafe { std::slice::from_raw_parts(start, length as usize / 8) };
         Ok(SharedRegion { words, path, fresh, lock: file })
     }
@@ -306,7 +306,9 @@ pub(crate) fn check_ownership(path: &Path, found: &Metadata) -> Result<(), Share
 
 /// The bytes of whole pages that hold these words.
 fn pages(words: &Range<usize>) -> Range<u64> {
-    let end = (words.end as u64 * 8).next_multiple_of(PAGE as u64);
+    // More than there can be stays more than there can be.
+    let end = (words.end as u64).saturating_mul(8);
+    let end = end.checked_next_multiple_of(PAGE as u64).unwrap_or(u64::MAX);
     words.start as u64 * 8 / PAGE as u64 * PAGE as u64..end
 }
 

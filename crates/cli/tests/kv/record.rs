@@ -172,21 +172,28 @@ fn models_and_dram_alone_replay_too() {
     let paper = ["--admission", "flashiness_paper"];
     // Under a budget, seeking hits by bytes; and with a price on writes besides, which only a file can set.
     let bytes = ["--admission-objective", "bytes", "--endurance-tbw", "0.001"];
-    for (name, more) in [("paper", &paper[..]), ("bytes", &bytes), ("price", &bytes), ("DRAM", &[])]
+    for (name, more) in
+        [("paper", &paper[..]), ("bytes", &bytes), ("price", &bytes), ("tuned", &[]), ("DRAM", &[])]
     {
         let site = Site::new();
         let record = site.dir.path().join("run.rec");
         let options = ["-m", "16", "-t", "2", "--record", text(&record)];
         let priced = site.dir.path().join("priced.toml");
         std::fs::write(&priced, "[admission.flashiness]\nprice = 0.5\n").unwrap();
+        let tuned = site.dir.path().join("tuned.toml");
+        std::fs::write(&tuned, "[admission.expected_reads]\nself_tuning = true\n").unwrap();
         let flash = ["--flash-size", "48m"];
         let file = ["--config", text(&priced)];
         let server = match name {
             "DRAM" => dram_alone(&site, &options),
             "price" => site.start(&[&options[..], &flash, more, &file].concat()),
+            "tuned" => site.start(&[&options[..], &flash, &["--config", text(&tuned)]].concat()),
             _ => site.start(&[&options[..], &flash, more].concat()),
         };
         load(&server, seconds() / 2, |_| true);
+        // Who is asked to find a setting says what it has found.
+        let stats = server.connect().stats(" larder");
+        assert_eq!(stats.contains_key("larder_admission_thrift_reason"), name == "tuned", "{name}");
         server.stop();
         let (report, code) = json(&["sim", "replay", text(&record), "--json"]);
         let ended = (code, report["complete"].as_bool());

@@ -98,9 +98,9 @@ function show(d) {
   $("memsub").textContent = bytes(d.resident_bytes) + " resident with the program, buffers and threads";
   table("mem", null, d.memory.map(m => [words(m[0]), bytes(m[1])]), "nothing yet");
   const learns = f && f.admission.startsWith("flashiness");
-  const t = f && f.tuning;
-  $("policy").textContent = f ? "admission: " + f.admission + (t ? "; asks " + t.thrift.toFixed(2) + " times its settings (" + words(t.reason)
-    + (t.gain > 0 ? ", another would miss " + pct(t.gain) + " less" : "") + ")" : "") : "";
+  const tuned = f && f.tuning;
+  $("policy").textContent = !f ? "" : "admission: " + f.admission + (!tuned ? "" : "; asks " + tuned.thrift.toFixed(2) + " times its settings (" +
+    words(tuned.reason) + (tuned.gain > 0 ? ", another would miss " + pct(tuned.gain) + " less" : "") + ")");
   table("rej", null, f ? f.rejected.filter(r => r[1]).map(r => [words(r[0]), num(r[1])]) : [], f ? "nothing yet" : "no flash");
   table("apps", ["application", "hit ratio", "gets", "sets", "DRAM", "flash", "model", "precision", "recall", "unread writes"],
     d.applications.map(a => [a.name, a.gets ? pct(a.hit_ratio) : "–", num(a.gets), num(a.sets), bytes(a.dram_bytes), bytes(a.flash_bytes),
