@@ -59,6 +59,7 @@ fn kv_setup() -> RunSetup {
             flash_min_record: 0,
             access_times: 64,
             buckets: 1,
+            index_most: 0,
             admission_memory: 64 << 10,
             objects: 64,
             share_bits: 0.5f64.to_bits(),
