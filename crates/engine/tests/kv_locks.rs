@@ -85,7 +85,14 @@ impl Disk {
 
     fn fetch(&self, read: &FlashRead) -> Vec<u8> {
         let (at, len) = (read.at.offset as usize, read.at.len as usize);
-        self.0[usize::from(read.at.segment)].lock().unwrap()[at..at + len].to_vec()
+        let mut bytes = Vec::with_capacity(at + len);
+        for segment in &self.0[usize::from(read.at.segment)..] {
+            bytes.extend_from_slice(&segment.lock().unwrap());
+            if bytes.len() >= at + len {
+                break;
+            }
+        }
+        bytes[at..at + len].to_vec()
     }
 }
 

@@ -9,7 +9,7 @@
 //!         | block A| block B |                |           |           |         |           |
 //!         +--------+---------+----------------+-----------+-----------+-- ... --+-----------+
 //! small   a segment of 4 KiB pages; records back to back from the start of a page, zeros after the last
-//! large   a segment of records at multiples of 64 bytes, zeros between and after them
+//! large   a segment of records at multiples of 64 bytes, zeros between and after them; the last may go on in the next segment
 //! ```
 //!
 //! There is no directory and no log on flash. The index lives in DRAM and outlives the process in shared memory (and a
@@ -29,7 +29,9 @@ pub mod superblock;
 
 pub use geometry::{Geometry, GeometryError};
 pub use page::{Find, Kind, Walk, find, find_extent, walk};
-pub use record::{Filling, Record, RecordMeta, encode_into, record_len};
+pub use record::{
+    Claimed, Filling, Record, RecordMeta, claimed, encode_head, encode_into, record_len,
+};
 pub use signature::Signature;
 pub use superblock::{Superblock, SuperblockError, Uuid};
 

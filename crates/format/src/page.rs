@@ -143,6 +143,15 @@ pub struct Walk<'a> {
 }
 
 impl Walk<'_> {
+    /// Of a large segment, only the records that begin and end in this part of it: before lies the end of a record of an earlier
+    /// segment, behind it one that goes on in the next.
+    #[must_use]
+    pub fn within(mut self, part: Range<usize>) -> Self {
+        self.bytes = &self.bytes[..part.end.min(self.bytes.len())];
+        self.at = part.start;
+        self
+    }
+
     /// Damaged places met so far: when it is not zero after the walk, the index may still hold entries of records that
     /// the walk could not show.
     pub fn corrupt(&self) -> u64 {

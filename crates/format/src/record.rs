@@ -8,8 +8,13 @@
 //! |        |           | u8 |      |              |              |           | u32     |        |     |       |
 //! +--------+-----------+----+------+--------------+--------------+ - - - - - + - - - - + - - - -+-----+-------+
 //!                                                                 only when the bit says so
-//! bits: 0 fetched  1 stale  2 won  3 has expiry  4 has client flags  5 has application  6 dead  7 zero
+//! bits: 0 fetched  1 stale  2 won  3 has expiry  4 has client flags  5 has application  6 dead  7 long value
 //! ```
+//!
+//! Of a value of 16 MiB or more the upper 8 bits of its length come behind the application, as one byte that bit 7 announces.
+//!
+//! A record need not lie in one segment: one that begins at the end of a large segment may go on in those that follow it on the
+//! device, as if there were no border. Where records begin and end in such a segment is not on flash: the segment table knows it.
 //!
 //! The checksum (CRC-32C) covers everything after itself and starts from a seed made of the device's salt, the segment's
 //! number and its generation ([`Filling::seed`]). So bytes that an earlier filling left behind, or that belong to
@@ -27,15 +32,19 @@ pub const FIXED_LEN: usize = 21;
 /// Bytes of the checksum, which comes first.
 pub const CRC_LEN: usize = 4;
 /// Bytes of all optional fields together.
-pub const OPTIONAL_LEN: usize = 4 + 4 + 2;
+pub const OPTIONAL_LEN: usize = 4 + 4 + 2 + 1;
 /// The shortest record: a key of one byte and no value.
 pub const MIN_RECORD_LEN: usize = FIXED_LEN + 1;
 /// The longest key.
 pub const MAX_KEY_LEN: usize = 255;
-/// The longest value that a header can describe: 16 MiB - 1.
-pub const MAX_VALUE_LEN: usize = (1 << 24) - 1;
+/// The longest value that a header can describe: 1 GiB, the most that memcached takes.
+pub const MAX_VALUE_LEN: usize = 1 << 30;
 /// The longest record.
-pub const MAX_RECORD_LEN: usize = FIXED_LEN + OPTIONAL_LEN + MAX_KEY_LEN + MAX_VALUE_LEN;
+pub const MAX_RECORD_LEN: usize = MAX_HEAD_LEN + MAX_VALUE_LEN;
+/// The most that comes before a value.
+pub const MAX_HEAD_LEN: usize = FIXED_LEN + OPTIONAL_LEN + MAX_KEY_LEN;
+/// The longest value whose length has no further byte.
+const MAX_SHORT_VALUE: usize = (1 << 24) - 1;
 
 const AT_VALUE_LEN: usize = 4;
 const AT_KEY_LEN: usize = 7;
@@ -56,7 +65,7 @@ const HAS_EXPIRY: u8 = 1 << 3;
 const HAS_FLAGS: u8 = 1 << 4;
 const HAS_APP: u8 = 1 << 5;
 const DEAD: u8 = 1 << 6;
-const RESERVED: u8 = 1 << 7;
+const LONG: u8 = 1 << 7;
 
 /// Which filling of which segment of which device: what a record's checksum is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +111,7 @@ pub struct RecordMeta {
 }
 
 impl RecordMeta {
-    fn bits(&self) -> u8 {
+    fn bits(&self, value_len: usize) -> u8 {
         let mut bits = 0;
         for (set, bit) in [
             (self.fetched, FETCHED),
@@ -111,6 +120,7 @@ impl RecordMeta {
             (self.expiry != Expiry::NEVER, HAS_EXPIRY),
             (self.flags != 0, HAS_FLAGS),
             (self.app != AppId::DEFAULT, HAS_APP),
+            (value_len > MAX_SHORT_VALUE, LONG),
         ] {
             if set {
                 bits |= bit;
@@ -124,12 +134,13 @@ const fn optional_len(bits: u8) -> usize {
     let expiry = if bits & HAS_EXPIRY != 0 { 4 } else { 0 };
     let flags = if bits & HAS_FLAGS != 0 { 4 } else { 0 };
     let app = if bits & HAS_APP != 0 { 2 } else { 0 };
-    expiry + flags + app
+    let long = if bits & LONG != 0 { 1 } else { 0 };
+    expiry + flags + app + long
 }
 
 /// Bytes that an object takes on flash, before any padding.
 pub fn record_len(meta: &RecordMeta, key_len: usize, value_len: usize) -> usize {
-    FIXED_LEN + optional_len(meta.bits()) + key_len + value_len
+    FIXED_LEN + optional_len(meta.bits(value_len)) + key_len + value_len
 }
 
 /// Writes a record to the start of `out` and returns its length.
@@ -144,12 +155,40 @@ pub fn encode_into(
     value: &[u8],
     filling: Filling,
 ) -> usize {
+    let head = put_head(out, meta, key, value.len());
+    let len = head + value.len();
+    out[head..len].copy_from_slice(value);
+    seal(&mut out[..len], filling);
+    len
+}
+
+/// What comes before a value, and how much of it there is: for a record that is laid down in parts. The checksum is of the
+/// whole record.
+///
+/// # Panics
+/// As [`encode_into`] does.
+pub fn encode_head(
+    meta: &RecordMeta,
+    key: &[u8],
+    value: &[u8],
+    filling: Filling,
+) -> ([u8; MAX_HEAD_LEN], usize) {
+    let mut out = [0; MAX_HEAD_LEN];
+    let len = put_head(&mut out, meta, key, value.len());
+    let crc = crc32c::crc32c_append(filling.seed(), &out[CRC_LEN..len]);
+    let crc = crc32c::crc32c_append(crc, value);
+    out[..CRC_LEN].copy_from_slice(&crc.to_le_bytes());
+    (out, len)
+}
+
+/// Writes all that comes before a value but its checksum, and returns the length of it.
+fn put_head(out: &mut [u8], meta: &RecordMeta, key: &[u8], value_len: usize) -> usize {
     assert!((1..=MAX_KEY_LEN).contains(&key.len()), "key of {} bytes", key.len());
-    assert!(value.len() <= MAX_VALUE_LEN, "value of {} bytes", value.len());
-    let bits = meta.bits();
-    let len = FIXED_LEN + optional_len(bits) + key.len() + value.len();
+    assert!(value_len <= MAX_VALUE_LEN, "value of {value_len} bytes");
+    let bits = meta.bits(value_len);
+    let len = FIXED_LEN + optional_len(bits) + key.len();
     let out = &mut out[..len];
-    out[AT_VALUE_LEN..AT_KEY_LEN].copy_from_slice(&(value.len() as u32).to_le_bytes()[..3]);
+    out[AT_VALUE_LEN..AT_KEY_LEN].copy_from_slice(&(value_len as u32).to_le_bytes()[..3]);
     out[AT_KEY_LEN] = key.len() as u8;
     out[AT_BITS] = bits;
     out[AT_LAST_ACCESS..AT_CAS].copy_from_slice(&meta.last_access.0.to_le_bytes());
@@ -168,10 +207,11 @@ pub fn encode_into(
     if bits & HAS_APP != 0 {
         put(&meta.app.0.to_le_bytes());
     }
+    if bits & LONG != 0 {
+        put(&[(value_len >> 24) as u8]);
+    }
     put(key);
-    put(value);
     debug_assert_eq!(at, len);
-    seal(out, filling);
     len
 }
 
@@ -197,7 +237,7 @@ pub(crate) enum Step<'a> {
     Record(Raw<'a>),
     /// No record: a key length of zero, or too few bytes for the shortest record.
     End,
-    /// Lengths that run over the end, or a bit that must be zero: not a record of this version.
+    /// Lengths that run over the end: not a whole record.
     Malformed,
 }
 
@@ -206,14 +246,47 @@ pub(crate) fn step(bytes: &[u8]) -> Step<'_> {
     if bytes.len() < MIN_RECORD_LEN || bytes[AT_KEY_LEN] == 0 {
         return Step::End;
     }
+    match lengths(bytes) {
+        Some((key_at, value_at, len)) if len <= bytes.len() => {
+            Step::Record(Raw { bytes: &bytes[..len], key_at, value_at })
+        }
+        _ => Step::Malformed,
+    }
+}
+
+/// Where the key and the value of the record at the start of `bytes` begin, and how long it is. There are at least
+/// [`MIN_RECORD_LEN`] bytes; it may run over their end.
+fn lengths(bytes: &[u8]) -> Option<(usize, usize, usize)> {
     let bits = bytes[AT_BITS];
     let key_at = FIXED_LEN + optional_len(bits);
     let value_at = key_at + usize::from(bytes[AT_KEY_LEN]);
-    let len = value_at + le(&bytes[AT_VALUE_LEN..AT_KEY_LEN]) as usize;
-    if bits & RESERVED != 0 || len > bytes.len() {
-        return Step::Malformed;
+    let mut value_len = le(&bytes[AT_VALUE_LEN..AT_KEY_LEN]) as usize;
+    if bits & LONG != 0 {
+        value_len |= usize::from(*bytes.get(key_at - 1)?) << 24;
     }
-    Step::Record(Raw { bytes: &bytes[..len], key_at, value_at })
+    Some((key_at, value_at, value_at + value_len))
+}
+
+/// What the first bytes of a record say of it, of which nothing is verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimed<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// The application.
+    pub app: AppId,
+    /// Bytes of the whole record.
+    pub len: usize,
+}
+
+/// What the record that begins with `bytes` says of itself; the rest of it need not be there. `None` where none begins, or
+/// not all that comes before the value is there.
+pub fn claimed(bytes: &[u8]) -> Option<Claimed<'_>> {
+    if bytes.len() < MIN_RECORD_LEN || bytes[AT_KEY_LEN] == 0 {
+        return None;
+    }
+    let (key_at, value_at, len) = lengths(bytes)?;
+    let head = bytes.get(..value_at)?;
+    Some(Claimed { key: &head[key_at..], app: meta_of(head).app, len })
 }
 
 /// The bounds of a record whose checksum has not been looked at.
@@ -277,29 +350,33 @@ impl<'a> Record<'a> {
 
     /// Everything beside key and value.
     pub fn meta(&self) -> RecordMeta {
-        let b = self.0.bytes;
-        let bits = b[AT_BITS];
-        let mut at = FIXED_LEN;
-        let mut take = |present: u8, len: usize| {
-            if bits & present == 0 {
-                return 0;
-            }
-            at += len;
-            le(&b[at - len..at])
-        };
-        let expiry = Expiry(take(HAS_EXPIRY, 4) as u32);
-        let flags = take(HAS_FLAGS, 4) as u32;
-        let app = AppId(take(HAS_APP, 2) as u16);
-        RecordMeta {
-            cas: le(&b[AT_CAS..FIXED_LEN]),
-            expiry,
-            flags,
-            app,
-            last_access: UnixSecs(le(&b[AT_LAST_ACCESS..AT_CAS]) as u32),
-            fetched: bits & FETCHED != 0,
-            stale: bits & STALE != 0,
-            won: bits & WON != 0,
+        meta_of(self.0.bytes)
+    }
+}
+
+/// What a record, or all of it before its value, says beside key and value.
+fn meta_of(b: &[u8]) -> RecordMeta {
+    let bits = b[AT_BITS];
+    let mut at = FIXED_LEN;
+    let mut take = |present: u8, len: usize| {
+        if bits & present == 0 {
+            return 0;
         }
+        at += len;
+        le(&b[at - len..at])
+    };
+    let expiry = Expiry(take(HAS_EXPIRY, 4) as u32);
+    let flags = take(HAS_FLAGS, 4) as u32;
+    let app = AppId(take(HAS_APP, 2) as u16);
+    RecordMeta {
+        cas: le(&b[AT_CAS..FIXED_LEN]),
+        expiry,
+        flags,
+        app,
+        last_access: UnixSecs(le(&b[AT_LAST_ACCESS..AT_CAS]) as u32),
+        fetched: bits & FETCHED != 0,
+        stale: bits & STALE != 0,
+        won: bits & WON != 0,
     }
 }
 
@@ -402,6 +479,26 @@ pub(crate) mod tests {
         ];
         assert_eq!(&bytes[CRC_LEN..], expected);
         assert_eq!(record_len(&RecordMeta::default(), 1, 0), MIN_RECORD_LEN);
+    }
+
+    /// A record in parts is the same record, and a value of 16 MiB or more has its length in full.
+    #[test]
+    fn a_record_in_parts_is_the_same() {
+        let mut rng = Rng::new(8);
+        for len in [0, 1, 700, MAX_SHORT_VALUE, MAX_SHORT_VALUE + 1, (40 << 20) + 3] {
+            let (meta, mut value) = (any_meta(&mut rng), vec![7; len]);
+            let edge = len.min(50);
+            rng.fill(&mut value[len - edge..]);
+            let whole = encoded(&meta, b"key", &value);
+            let (head, head_len) = encode_head(&meta, b"key", &value, FILLING);
+            assert!(whole == [&head[..head_len], &value].concat(), "{len}");
+            let Find::Found(r) = find_extent(&whole, b"key", FILLING) else { panic!("{len}") };
+            assert!(r.value() == value && r.meta() == meta, "{len}");
+            let said = Claimed { key: b"key", app: meta.app, len: whole.len() };
+            assert_eq!(claimed(&whole[..head_len]), Some(said));
+            assert_eq!(claimed(&whole[..head_len - 1]), None);
+        }
+        assert_eq!(claimed(&[0; 64]), None);
     }
 
     #[test]

@@ -389,7 +389,7 @@ impl Bench {
             let per_segment = self.ring / u64::from(self.config.segments);
             Place::Extent {
                 start64: (slot % per_segment) as u32 & 0x3f_ffff,
-                pages: 1 + (bits % 64) as u16,
+                length: 1 + (bits % 64) as u16,
             }
         };
         (hash, Entry { segment, place, clock: 1 })

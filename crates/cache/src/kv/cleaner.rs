@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use larder_base::{ByteSize, Now};
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, MemoryError, StateIo, Turn};
-use larder_engine::kv::{Evicted, IndexFull, IoFailed, SegmentIo};
+use larder_engine::kv::{Evicted, IndexFull, IoFailed, SegmentIo, TooLarge};
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::{Model, TrainingSet};
 use larder_runtime::{AlignedBuf, Clock};
@@ -123,6 +123,10 @@ impl<T: FnMut(TrainingSet, u64)> MaintenanceEffects for Fx<'_, T> {
                 tracing::info!("the flash index has room again for the objects that come to flash")
             }
         }
+    }
+
+    fn too_large(&mut self, all: TooLarge) {
+        tracing::warn!("flash: {all}");
     }
 
     fn memory_followed(&mut self, _: u64) {

@@ -79,6 +79,22 @@ impl Core {
         format!("{all} of DRAM are divided: {}", named.join(", "))
     }
 
+    /// Which objects can reach flash, and why no larger ones. `None` without flash.
+    pub(super) fn largest_for_flash(&self) -> Option<String> {
+        let flash = self.flash()?;
+        let (limit, largest) = (self.node.too_large().limit, u64::from(self.node.largest_object()));
+        let all = format!("flash takes objects of up to {}", ByteSize(limit.min(largest)));
+        Some(if limit >= largest {
+            format!("{all}: all that can be stored")
+        } else {
+            let capacity = ByteSize(flash.geometry.capacity());
+            format!(
+                "{all}, for it has {capacity}; larger ones, of up to {}, are kept in DRAM alone",
+                ByteSize(largest)
+            )
+        })
+    }
+
     pub(super) fn raw_stats(&self, now: Now) -> CacheStats {
         let all = self.node.totals(now.mono);
         let sum = &all.shards;
@@ -172,7 +188,7 @@ impl Core {
             bytes_rewritten: log.bytes_reinserted,
             reads: sum.flash_reads,
             false_reads: sum.flash_reads_false,
-            bytes_read: sum.flash_reads * 4096,
+            bytes_read: sum.flash_read_bytes,
             read_errors: flash.read_errors.load(Ordering::Relaxed).max(sum.flash_read_errors),
             checksum_errors: sum.flash_corrupt,
             write_errors: log.write_errors,

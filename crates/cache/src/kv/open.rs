@@ -147,6 +147,9 @@ fn started(ready: Ready, clock: &Arc<Clock>) -> Result<(Arc<Core>, Opened), Cach
     let Ready { store, opened, maintenance } = ready;
     let store = Arc::new(store);
     tracing::info!("{}", store.memory_divided(clock.now()));
+    if let Some(told) = store.largest_for_flash() {
+        tracing::info!("{told}");
+    }
     store
         .start_threads(clock, maintenance)
         .map_err(|source| CacheError::System { what: "start a thread", source })?;

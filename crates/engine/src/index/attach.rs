@@ -69,7 +69,7 @@ pub enum IndexError {
 fn is_sound(line: &Line) -> bool {
     positions(line.free_small() | line.free_wide()).all(|pos| !line.raw(pos).is_dirty())
         && positions(line.live_wide())
-            .all(|pos| !matches!(line.raw(pos).entry().place, Place::Extent { pages: 0, .. }))
+            .all(|pos| !matches!(line.raw(pos).entry().place, Place::Extent { length: 0, .. }))
 }
 
 fn buckets_in(words: &Words) -> Result<u32, IndexError> {
@@ -250,7 +250,7 @@ impl FlashIndex {
                 if !self.belongs(bucket, line.tag(pos)) {
                     return Err(format!("bucket {bucket}: slot {pos} is of another bucket"));
                 }
-                if matches!(entry.place, Place::Extent { pages: 0, .. }) {
+                if matches!(entry.place, Place::Extent { length: 0, .. }) {
                     return Err(format!("bucket {bucket}: slot {pos}: an extent of no pages"));
                 }
                 len += 1;

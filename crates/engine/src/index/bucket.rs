@@ -318,10 +318,10 @@ impl Raw {
                 assert!(function < 16, "function {function} outside 0..16");
                 Raw(head | u64::from(function) << FUNCTION_SHIFT)
             }
-            Place::Extent { start64, pages } => {
+            Place::Extent { start64, length } => {
                 assert!(start64 < 1 << START_BITS, "extent start {start64} outside 22 bits");
-                assert!((1..1 << 12).contains(&pages), "extent of {pages} pages outside 1..=4095");
-                let payload = u64::from(start64) | u64::from(pages) << START_BITS;
+                assert!((1..1 << 12).contains(&length), "extent length {length} outside 1..=4095");
+                let payload = u64::from(start64) | u64::from(length) << START_BITS;
                 let low = payload & ((1 << LOW_PAYLOAD_BITS) - 1);
                 Raw(WIDE | head | low << FUNCTION_SHIFT | (payload >> LOW_PAYLOAD_BITS) << 30)
             }
@@ -361,7 +361,7 @@ impl Raw {
             let payload = function | (self.0 & PAIR_MASK) >> 30 << LOW_PAYLOAD_BITS;
             Place::Extent {
                 start64: (payload & ((1 << START_BITS) - 1)) as u32,
-                pages: (payload >> START_BITS) as u16,
+                length: (payload >> START_BITS) as u16,
             }
         } else {
             Place::Page { function: function as u8 }
@@ -407,7 +407,7 @@ mod tests {
 
     fn random_entry(rng: &mut Rng, wide: bool) -> (u16, Entry) {
         let place = if wide {
-            Place::Extent { start64: rng.below(1 << 22) as u32, pages: rng.range(1, 4095) as u16 }
+            Place::Extent { start64: rng.below(1 << 22) as u32, length: rng.range(1, 4095) as u16 }
         } else {
             Place::Page { function: rng.below(16) as u8 }
         };

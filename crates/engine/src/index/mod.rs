@@ -81,8 +81,8 @@ pub enum Place {
     Extent {
         /// Where it starts, in units of 64 bytes from the segment's start: 22 bits.
         start64: u32,
-        /// How many 4 KiB pages must be read from there: 1..=4095.
-        pages: u16,
+        /// How much must be read from there, 12 bits, above 0: [`extent_bytes`](crate::segment::extent_bytes).
+        length: u16,
     },
 }
 

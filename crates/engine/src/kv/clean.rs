@@ -4,18 +4,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use larder_base::{Now, ObjectHash, UnixSecs};
-use larder_format::page::SMALL_MAX;
-use larder_format::{Kind, Record, RecordMeta, walk};
+use larder_base::{AppId, Now, ObjectHash, UnixSecs};
+use larder_format::page::{EXTENT_ALIGN, SMALL_MAX};
+use larder_format::{Kind, Record, RecordMeta, claimed, walk};
 use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Reason, Verdict};
 
 use super::api::Location;
 use super::flash::MAX_TWINS;
+use super::log::Ends;
 use super::planted::Planted;
 use super::shard::KvShard;
+use super::too_large::TooLarge;
 use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
 use crate::index::{Entry, Family, Place};
-use crate::segment::{NoRoom, Placed, place_of};
+use crate::segment::{NoRoom, Placed, extent_length, place_of};
 
 /// Blocks that one [`KvShard::stage`] looks at, at most: bounds how long the shard stays locked (well under a
 /// millisecond).
@@ -33,6 +35,10 @@ pub struct Staged {
     pub block: Block,
     /// Which version.
     pub cas: u64,
+    /// The segment where its record begins, and which filling of it.
+    pub segment: u16,
+    /// See `segment`.
+    pub generation: u64,
     /// Where it lies in the segment.
     pub place: Place,
     /// Bytes of its record.
@@ -177,8 +183,7 @@ impl<M: ObjectMemory> KvShard<M> {
     }
 
     fn wants_room(&self) -> bool {
-        self.arena.free_bytes() + self.staged_bytes < self.config.free_high + self.extra_room
-            || self.is_starved()
+        self.soon_free() < self.config.free_high + self.extra_room || self.is_starved()
     }
 
     /// At most half of the DRAM is staged: the rest can make room for a write at any time. More only happens where DRAM
@@ -329,7 +334,11 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Whether an object may go to flash at all, by its size and its application's share.
     fn may_go(&mut self, h: &ObjectHeader) -> bool {
         let size = Self::record_bytes(h);
-        if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
+        let too_large = u64::from(size) > self.too_large.limit;
+        if too_large {
+            self.too_large.met(size.into());
+        }
+        if too_large || size < self.config.flash_min_record {
             self.admission.count_rejected(Reason::Size);
             return false;
         }
@@ -342,6 +351,11 @@ impl<M: ObjectMemory> KvShard<M> {
             }
         }
         true
+    }
+
+    /// Objects that flash cannot hold for their size.
+    pub fn too_large(&self) -> &TooLarge {
+        &self.too_large
     }
 
     /// The policy's word on an object.
@@ -421,8 +435,20 @@ impl<M: ObjectMemory> KvShard<M> {
         Fate::Staged
     }
 
-    /// Publishes what a segment that is now durable holds: every object that has not changed since it was staged moves
-    /// from DRAM to the index.
+    /// Hands out the value of an object that was staged, if it has not changed since. Returns whether.
+    pub fn with_staged(&self, s: &Staged, f: impl FnOnce(&[u8])) -> bool {
+        let Some(h) = self.still_staged(s) else { return false };
+        f(h.value(&self.arena, s.block));
+        true
+    }
+
+    fn still_staged(&self, s: &Staged) -> Option<ObjectHeader> {
+        let held = self.table.holds(&self.arena, s.hash.dram(), s.block);
+        held.filter(|h| h.cas == s.cas && h.state.has(State::STAGED))
+    }
+
+    /// Publishes what ends in a segment that is now durable, with all before it: every object that has not changed since it was
+    /// staged moves from DRAM to the index.
     pub fn publish(
         &mut self,
         now: Now,
@@ -432,12 +458,6 @@ impl<M: ObjectMemory> KvShard<M> {
         staged: &[Staged],
     ) {
         self.generations[usize::from(segment)] = generation;
-        let alive = |shard: &KvShard<M>, s: &Staged| {
-            shard
-                .table
-                .holds(&shard.arena, s.hash.dram(), s.block)
-                .filter(|h| h.cas == s.cas && h.state.has(State::STAGED))
-        };
         // What would lead to a dead record must not be inserted at all, not even for a moment: a kill may fall between.
         let mut dead: BTreeMap<Family, Vec<(ObjectHash, Location)>> = BTreeMap::new();
         for (i, s) in staged.iter().enumerate() {
@@ -445,11 +465,12 @@ impl<M: ObjectMemory> KvShard<M> {
                 self.table.warm(next.hash.dram());
                 self.arena.warm(next.block);
             }
-            if alive(self, s).is_some() {
+            if self.still_staged(s).is_some() {
                 self.arena.warm_neighbours(s.block);
                 continue;
             }
-            let at = self.location(s.hash, &Entry { segment, place: s.place, clock: 0 });
+            let entry = Entry { segment: s.segment, place: s.place, clock: 0 };
+            let at = self.location(s.hash, &entry);
             dead.entry(self.index.family(s.hash)).or_default().push((s.hash, at));
         }
         for (i, s) in staged.iter().enumerate() {
@@ -459,8 +480,8 @@ impl<M: ObjectMemory> KvShard<M> {
                 self.arena.warm(next.block);
                 self.index.warm(next.hash);
             }
-            let entry = Entry { segment, place: s.place, clock: 0 };
-            let Some(h) = alive(self, s) else {
+            let entry = Entry { segment: s.segment, place: s.place, clock: 0 };
+            let Some(h) = self.still_staged(s) else {
                 if self.planted(Planted::StalePublished) {
                     self.insert_entry(s.hash, Entry { clock: 1, ..entry });
                 }
@@ -468,9 +489,10 @@ impl<M: ObjectMemory> KvShard<M> {
             };
             let leads = |(hash, at): &(ObjectHash, Location)| self.location(*hash, &entry) == *at;
             let kin = dead.get(&self.index.family(s.hash));
-            if kin.is_some_and(|kin| kin.iter().any(leads))
-                && !self.planted(Planted::DeadTwinPublished)
-            {
+            // Where it begins is reclaimed after all of it is written; what is not so is not believed.
+            let gone = self.generations[usize::from(s.segment)] != s.generation;
+            let led = kin.is_some_and(|kin| kin.iter().any(leads));
+            if gone || led && !self.planted(Planted::DeadTwinPublished) {
                 // It stays in DRAM.
                 self.unstage(s, &h);
                 continue;
@@ -495,8 +517,7 @@ impl<M: ObjectMemory> KvShard<M> {
     /// The segment could not be written: what was staged for it stays in DRAM.
     pub fn abandon(&mut self, kind: Kind, staged: &[Staged]) {
         for s in staged {
-            let held = self.table.holds(&self.arena, s.hash.dram(), s.block);
-            if let Some(h) = held.filter(|h| h.cas == s.cas && h.state.has(State::STAGED)) {
+            if let Some(h) = self.still_staged(s) {
                 self.unstage(s, &h);
             }
         }
@@ -515,7 +536,7 @@ impl<M: ObjectMemory> KvShard<M> {
         &mut self,
         now: Now,
         segment: u16,
-        kind: Kind,
+        (kind, ends): (Kind, Ends),
         bytes: Option<&[u8]>,
         mut budget: u64,
         mine: impl Fn(ObjectHash) -> bool,
@@ -530,7 +551,10 @@ impl<M: ObjectMemory> KvShard<M> {
         let filling = self.filling(segment, generation);
         let hasher = self.config.hasher;
         if let Some(bytes) = bytes {
-            let mut walk = walk(bytes, kind, filling)
+            let end = ends.cut.unwrap_or(bytes.len());
+            let all = walk(bytes, kind, filling);
+            let all = if kind == Kind::Large { all.within(ends.begins..end) } else { all };
+            let mut walk = all
                 .map(|walked| (hasher.hash(walked.record.key()), walked))
                 .filter(|(hash, _)| mine(*hash));
             let mut coming = VecDeque::with_capacity(AHEAD);
@@ -563,6 +587,9 @@ impl<M: ObjectMemory> KvShard<M> {
                 }
                 taken += self.take_back(now, hash, &entry, &walked.record, &mut budget);
             }
+            if let Some(at) = ends.cut.filter(|_| kind == Kind::Large && !ends.lost) {
+                self.drop_cut(segment, at, bytes, mine);
+            }
         }
         if self.live[usize::from(segment)] != 0 {
             // Damage, or a read error: some entries could not be named.
@@ -573,6 +600,33 @@ impl<M: ObjectMemory> KvShard<M> {
         self.generations[usize::from(segment)] = 0;
         self.follow_index(now);
         taken
+    }
+
+    /// Drops the object whose record begins at `at` and goes on in the next segment: the rest of it is not at hand, so that what was
+    /// read of it cannot be taken back.
+    fn drop_cut(
+        &mut self,
+        segment: u16,
+        at: usize,
+        bytes: &[u8],
+        mine: impl Fn(ObjectHash) -> bool,
+    ) {
+        // Not verified: a name that was damaged leads to no entry, and the entry goes with all that could not be named.
+        let Some(said) = bytes.get(at..).and_then(claimed) else { return };
+        let hash = self.config.hasher.hash(said.key);
+        let Some(length) = extent_length(said.len).filter(|_| mine(hash)) else { return };
+        let app = AppId(said.app.0.min(AppId::OTHER.0));
+        let held = self.apps.of(app).flash_bytes;
+        self.set_app_flash_bytes(app, held.saturating_sub(said.len as u64));
+        let place = Place::Extent { start64: (at / EXTENT_ALIGN) as u32, length };
+        let Some(entry) = self.index.remove(hash, segment, place) else { return };
+        self.entry_gone(segment);
+        let was_read = self.access_times.get(hash.fingerprint()).is_some()
+            || entry.clock >= self.config.clock_max;
+        self.access_times.remove(hash.fingerprint());
+        self.admission.on_flash_object_dropped(app, was_read, said.len as u32);
+        self.stats.flash_dropped += 1;
+        self.stats.flash_dropped_unread += u64::from(!was_read);
     }
 
     fn take_back(
@@ -639,6 +693,6 @@ impl<M: ObjectMemory> KvShard<M> {
 pub(super) fn place_of_placed(placed: Placed) -> Place {
     match placed {
         Placed::Page { function, .. } => Place::Page { function },
-        Placed::Extent { start64, pages } => Place::Extent { start64, pages },
+        Placed::Extent { start64, length } => Place::Extent { start64, length },
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use larder_base::KeyHasher;
 use larder_policy::application::Shares;
 
+use crate::segment::LONGEST_EXTENT;
+
 /// How a read changes an object's CLOCK value (Flashield §4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClockMode {
@@ -43,6 +45,25 @@ impl FlashGeometry {
     /// Bytes of all segments.
     pub fn capacity(&self) -> u64 {
         u64::from(self.segments) * u64::from(self.segment_bytes)
+    }
+
+    /// The last segment of the zone of segment `s`: an eighth of the flash, a quarter where that is few. A record may go on from segment to segment, but not
+    /// beyond its zone: within one, segments are filled and reclaimed in the order of their numbers, so that none loses its end
+    /// before its beginning.
+    pub fn zone_end(&self, s: u16) -> u16 {
+        let zone = self.zone();
+        (s.saturating_sub(1) / zone).saturating_add(1).saturating_mul(zone).min(self.segments)
+    }
+
+    /// Segments of a zone.
+    fn zone(&self) -> u16 {
+        (self.segments / 8).max((self.segments / 4).min(8)).max(1)
+    }
+
+    /// The longest record that can lie on this flash, bytes.
+    pub fn longest_record(&self) -> u64 {
+        let zone = u64::from(self.zone().min(self.segments)) * u64::from(self.segment_bytes);
+        zone.min(LONGEST_EXTENT as u64)
     }
 }
 

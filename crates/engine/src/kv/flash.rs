@@ -43,7 +43,10 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Where the object of `hash` would lie if `entry` were its.
     pub(super) fn location(&self, hash: ObjectHash, entry: &Entry) -> Location {
         let (segment, generation) = (entry.segment, self.generations[usize::from(entry.segment)]);
-        let (offset, len) = span(entry.place, hash, self.config.flash.pages()).unwrap_or((0, 0));
+        let flash = &self.config.flash;
+        let before = u64::from(segment.saturating_sub(1)) * u64::from(flash.segment_bytes);
+        let to_end = flash.capacity().saturating_sub(before);
+        let (offset, len) = span(entry.place, hash, flash.pages(), to_end).unwrap_or((0, 0));
         let extent = matches!(entry.place, Place::Extent { .. });
         Location { segment, generation, offset, len, extent }
     }

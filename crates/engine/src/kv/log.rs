@@ -13,15 +13,22 @@
 //! leads to it; it is marked reclaiming before the first of its entries goes, and its bytes are overwritten only after
 //! the last has gone. Attaching drops the entries of every segment that is not live.
 
-use larder_base::{Nanos, Now, ObjectHash, Words};
+mod going_on;
+mod table;
+
+use larder_base::{Nanos, Now, ObjectHash};
 use larder_format::page::SMALL_MAX;
-use larder_format::{Filling, Kind, RecordMeta};
+use larder_format::{Filling, Kind, RecordMeta, record_len};
 use larder_policy::admission::AdmissionPolicy;
 use larder_policy::budget::WriteBudget;
 
 use super::clean::{StageSink, Staged, place_of_placed};
 use super::config::FlashGeometry;
 use super::shard::KvShard;
+pub use table::{Ends, SegmentState, SegmentTable};
+
+use going_on::GoingOn;
+
 use crate::dram::{Arena, Block, ObjectMemory};
 use crate::segment::{Fill, NoRoom, SegmentBuilder};
 
@@ -33,6 +40,9 @@ pub struct IoFailed;
 pub trait SegmentIo {
     /// Memory for one segment, of the alignment the device wants.
     type Buffer: AsRef<[u8]> + AsMut<[u8]>;
+    /// The next write is of a segment whose first record begins at `first`; before lies the end of one that began in an earlier
+    /// segment. For who keeps records rather than bytes.
+    fn begins_at(&mut self, _first: u32) {}
     /// Writes a whole segment. After `Ok` the bytes survive the death of the process.
     ///
     /// # Errors
@@ -55,126 +65,13 @@ pub trait Shards<M = Arena> {
     fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard<M>) -> R) -> R;
 }
 
-/// What a segment is to the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SegmentState {
-    /// Nothing in it is of use.
-    Free,
-    /// Being filled in memory.
-    Filling,
-    /// Written and published.
-    Live(Kind),
-    /// Its entries are being removed.
-    Reclaiming(Kind),
-    /// Its last write failed.
-    Failed,
-}
-
-/// States and generations of all segments, in words that may outlive the process.
-///
-/// ```text
-/// word 0: the segment to fill next    word 1: the highest generation given out
-/// word 1 + s: segment s: state in bits 56..60, generation below
-/// ```
-#[derive(Debug)]
-pub struct SegmentTable {
-    words: Words,
-}
-
-impl SegmentTable {
-    /// Words for a table of `segments`.
-    pub fn words_for(segments: u16) -> usize {
-        2 + usize::from(segments)
-    }
-
-    /// A table of free segments.
-    pub fn create(mut words: Words) -> SegmentTable {
-        for i in 0..words.len() {
-            words.store(i, 0);
-        }
-        SegmentTable { words }
-    }
-
-    /// The table another process left: what was being filled or reclaimed is free.
-    pub fn attach(words: Words) -> SegmentTable {
-        let mut table = SegmentTable { words };
-        for s in 1..=table.segments() {
-            if !matches!(table.state(s), SegmentState::Live(_)) {
-                table.set(s, SegmentState::Free, 0);
-            }
-        }
-        table
-    }
-
-    /// Generations given out from now on are above `floor`: no two runs on one device share any.
-    pub fn raise_generation(&mut self, floor: u64) {
-        if self.words.load(1) < floor {
-            self.words.store(1, floor);
-        }
-    }
-
-    fn segments(&self) -> u16 {
-        (self.words.len() - 2) as u16
-    }
-
-    /// State of segment `s`.
-    pub fn state(&self, s: u16) -> SegmentState {
-        match self.words.load(1 + usize::from(s)) >> 56 {
-            1 => SegmentState::Filling,
-            2 => SegmentState::Live(Kind::Small),
-            3 => SegmentState::Live(Kind::Large),
-            4 => SegmentState::Reclaiming(Kind::Small),
-            5 => SegmentState::Reclaiming(Kind::Large),
-            6 => SegmentState::Failed,
-            _ => SegmentState::Free,
-        }
-    }
-
-    /// Generation of the present filling of segment `s`.
-    pub fn generation(&self, s: u16) -> u64 {
-        self.words.load(1 + usize::from(s)) & ((1 << 56) - 1)
-    }
-
-    fn set(&mut self, s: u16, state: SegmentState, generation: u64) {
-        let code: u64 = match state {
-            SegmentState::Free => 0,
-            SegmentState::Filling => 1,
-            SegmentState::Live(Kind::Small) => 2,
-            SegmentState::Live(Kind::Large) => 3,
-            SegmentState::Reclaiming(Kind::Small) => 4,
-            SegmentState::Reclaiming(Kind::Large) => 5,
-            SegmentState::Failed => 6,
-        };
-        self.words.store(1 + usize::from(s), code << 56 | generation);
-    }
-
-    /// For [`KvShard::attach`]: the generation of every live segment, 0 for the others; index 0 is unused.
-    pub fn live_generations(&self) -> Vec<u64> {
-        let mut all = vec![0; usize::from(self.segments()) + 1];
-        for s in 1..=self.segments() {
-            if matches!(self.state(s), SegmentState::Live(_)) {
-                all[usize::from(s)] = self.generation(s);
-            }
-        }
-        all
-    }
-
-    /// The words, for a checkpoint.
-    pub fn words(&self) -> &Words {
-        &self.words
-    }
-
-    /// The words, for tests that burn a fuse.
-    pub fn words_mut(&mut self) -> &mut Words {
-        &mut self.words
-    }
-}
-
 /// What the log is built from.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
     /// The flash device.
     pub flash: FlashGeometry,
+    /// The largest record that may be offered, bytes.
+    pub largest: u64,
     /// Share of the flash that may hold hot data, percent (Flashield §4.3: 70).
     pub hot_percent: u8,
     /// Share of a reclaimed segment that may go back to DRAM, percent.
@@ -260,6 +157,13 @@ pub struct FlashLog<B> {
     budget: WriteBudget,
     /// Small, large.
     open: [Option<Open<B>>; 2],
+    going_on: Option<GoingOn>,
+    /// The segments, first and last, that are kept for large records: behind the open one, up to the end of its zone.
+    kept: Option<(u16, u16)>,
+    /// The last large segment was left with a record that goes on.
+    goes_on: bool,
+    /// Zones that were passed over since a large record was placed, for want of room for one.
+    passed: u32,
     buffers: Vec<B>,
     phase: Phase,
     next_shard: usize,
@@ -273,6 +177,8 @@ pub struct FlashLog<B> {
     stats: LogStats,
 }
 
+/// Zones that are passed over in a row to find room for a record: all of them, twice.
+const MOST_PASSED: u32 = 16;
 /// Failures in a row after which the device counts as failed.
 const MAX_FAILURES: u32 = 3;
 
@@ -299,6 +205,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             table,
             budget,
             open: [None, None],
+            going_on: None,
+            kept: None,
+            goes_on: false,
+            passed: 0,
             buffers,
             phase: Phase::Stage,
             next_shard: 0,
@@ -381,6 +291,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
                     self.write(now, i, io);
                     return Step::Worked;
                 }
+                if let Some(going_on) = self.going_on.take() {
+                    self.go_on(now, going_on, shards, io);
+                    return Step::Worked;
+                }
                 let Some(shard) = self.next_short(shards) else { return Step::Idle };
                 if self.usable(now)
                     && let Some(reclaim) = self.prepare(now, io)
@@ -411,12 +325,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         shards: &mut impl Shards<M>,
         io: &mut impl SegmentIo,
     ) {
-        for open in self.open.iter_mut().flatten() {
-            open.full = !open.builder.is_empty();
-        }
         loop {
-            let busy =
-                !matches!(self.phase, Phase::Stage) || self.open.iter().flatten().any(|o| o.full);
+            for open in self.open.iter_mut().flatten() {
+                open.full = !open.builder.is_empty();
+            }
+            let busy = !matches!(self.phase, Phase::Stage)
+                || self.going_on.is_some()
+                || self.open.iter().flatten().any(|o| o.full);
             if !busy {
                 break;
             }
@@ -464,7 +379,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             if self.open[i].is_some() || self.buffers.len() < 2 {
                 continue;
             }
-            let segment = self.next_segment()?;
+            let segment = self.next_segment(kind)?;
             match self.table.state(segment) {
                 SegmentState::Live(old) => return Some(self.begin_reclaim(now, segment, old, io)),
                 SegmentState::Reclaiming(_) | SegmentState::Filling => return None,
@@ -474,20 +389,21 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         None
     }
 
-    /// The segment that the cursor is at, passing over those that are being filled.
-    fn next_segment(&self) -> Option<u16> {
-        let n = self.config.flash.segments;
-        let start = (self.table.words.load(0) % u64::from(n)) as u16;
-        (0..n).map(|i| (start + i) % n + 1).find(|&s| self.table.state(s) != SegmentState::Filling)
-    }
-
     fn open_segment(&mut self, i: usize, kind: Kind, segment: u16) {
         let Some(buffer) = self.buffers.pop() else { return };
         let highest = self.table.words.load(1);
         let generation = highest + 1;
         self.table.words.store(1, generation);
         self.table.set(segment, SegmentState::Filling, generation);
-        self.table.words.store(0, u64::from(segment) % u64::from(self.config.flash.segments));
+        match self.kept {
+            Some((first, last)) if first == segment => {
+                self.kept = (first < last).then_some((first + 1, last));
+            }
+            _ => self.move_cursor(segment),
+        }
+        if kind == Kind::Large && self.goes_on {
+            self.keep_behind(segment);
+        }
         let filling = Filling { salt: self.config.flash.salt, segment, generation };
         self.open[i] = Some(Open {
             builder: SegmentBuilder::new(kind, filling, buffer),
@@ -496,6 +412,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             staged: vec![Vec::new(); self.cleaning.len()],
             full: false,
         });
+    }
+
+    /// Segments are filled from the one behind `segment` on.
+    fn move_cursor(&mut self, segment: u16) {
+        self.table.words.store(0, u64::from(segment) % u64::from(self.config.flash.segments));
     }
 
     /// Returns false when nothing could be done: then the shard is looked at again later.
@@ -507,23 +428,42 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     ) -> bool {
         let usable = self.failed_at.is_none() && self.config.flash.segments > 0;
         // What both open segments may take, and one object that then finds no room: less would look like a spent budget.
-        let wanted = 3 * u64::from(self.config.flash.segment_bytes);
+        let segment = u64::from(self.config.flash.segment_bytes);
+        let wanted = 2 * segment + segment.max(self.config.largest);
         let granted = if usable { self.budget.grant(now.mono, wanted) } else { 0 };
         // An empty flash has nothing to lose, as long as the budget has bytes for it.
         let first_fill = self.stats.segments_reclaimed == 0 && self.budget.lends();
-        let mut sink = Sink { open: &mut self.open, shard, granted, usable };
+        let go_on_to = self.may_go_on_to();
+        let may_pass = self.passed < MOST_PASSED;
+        let mut sink = Sink {
+            open: &mut self.open,
+            shard,
+            granted,
+            usable,
+            go_on_to,
+            may_pass,
+            passes: false,
+            going_on: None,
+        };
         let (report, hot_limit) = shards.with(shard, |s| {
             s.admission_mut().set_first_fill(first_fill);
             let report = s.stage(now, &mut sink);
             (report, hot_limit(s, &self.config))
         });
-        let left = sink.granted;
+        let Sink { granted: left, going_on, passes, .. } = sink;
         self.budget.refund(left);
+        self.passed = if passes { self.passed + 1 } else { self.passed };
+        if let Some(record) = going_on {
+            self.keep_behind(record.next - 1);
+            (self.going_on, self.passed) = (Some(record), 0);
+        }
         if report.satisfied {
             self.cleaning[shard] = false;
         }
+        let passed = passes && self.pass_zone();
         // Nothing more can be done in DRAM but to write what is staged.
-        let stuck = !report.satisfied && report.staged + report.evicted + report.spared == 0;
+        let stuck =
+            !passed && !report.satisfied && report.staged + report.evicted + report.spared == 0;
         for open in self.open.iter_mut().flatten() {
             open.full |= open.builder.is_full_enough() || stuck && !open.builder.is_empty();
         }
@@ -535,11 +475,25 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     }
 
     fn write(&mut self, now: Now, i: usize, io: &mut impl SegmentIo) {
-        let Some(open) = self.open[i].take() else { return };
+        let Some(mut open) = self.open[i].take() else { return };
         let kind = open.builder.kind();
         let (buffer, fill) = open.builder.finish();
+        io.begins_at(fill.begins as u32);
         let ok = io.write(open.segment, buffer.as_ref()).is_ok();
         self.buffers.push(buffer);
+        self.table.set_ends(open.segment, &fill);
+        self.goes_on = if kind == Kind::Large { fill.cut.is_some() } else { self.goes_on };
+        if !ok {
+            // What goes on from here does not.
+            if kind == Kind::Large
+                && let Some(record) = self.going_on.take()
+            {
+                open.staged[record.shard].push(record.staged);
+            }
+            for staged in open.staged.iter().flatten().filter(|s| s.segment != open.segment) {
+                self.table.set_lost(staged.segment);
+            }
+        }
         if ok {
             self.note_written(now, &open.segment, &fill);
             self.failures = 0;
@@ -635,12 +589,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         // A hash's shard is asked of `shards` before the shard is locked: `mine` must not lock.
         let mine = |hash: ObjectHash| owner.holds(hash);
         debug_assert!(count <= 256);
+        let ends = self.table.ends(reclaim.segment);
         let share = reclaim.budget / (count - shard) as u64;
         let taken = shards.with(shard, |s| {
             if let Some(lifetime) = reclaim.lifetime {
                 s.admission_mut().set_lifetime(now.mono, lifetime);
             }
-            s.reclaim(now, reclaim.segment, reclaim.kind, bytes, share, mine)
+            s.reclaim(now, reclaim.segment, (reclaim.kind, ends), bytes, share, mine)
         });
         self.stats.bytes_reinserted += taken;
         reclaim.budget = reclaim.budget.saturating_sub(taken.max(share));
@@ -693,9 +648,20 @@ struct Sink<'a, B> {
     granted: u64,
     /// Flash takes writes: what finds no open segment may wait for the next.
     usable: bool,
+    /// The last segment in which a large record may go on.
+    go_on_to: u16,
+    going_on: Option<GoingOn>,
+    /// Another zone may be gone to where this one has no room for a record, and one is.
+    may_pass: bool,
+    passes: bool,
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Sink<'_, B> {
+    /// Bytes of a large segment.
+    fn segment_bytes(&self) -> u64 {
+        self.open[1].as_ref().map_or(0, |open| open.builder.fill().capacity)
+    }
+
     fn of(&mut self, kind: Kind) -> Option<&mut Open<B>> {
         self.open[usize::from(kind == Kind::Large)].as_mut()
     }
@@ -710,29 +676,50 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> StageSink for Sink<'_, B> {
         value: &[u8],
         block: Block,
     ) -> Result<(), NoRoom> {
-        let bytes = larder_format::record_len(meta, key.len(), value.len());
+        let bytes = record_len(meta, key.len(), value.len());
         let kind = if bytes > SMALL_MAX { Kind::Large } else { Kind::Small };
-        let shard = self.shard;
+        let (shard, go_on_to) = (self.shard, self.go_on_to);
         let refund = u64::from(bytes as u32);
-        let placed = match self.of(kind) {
-            Some(open) => open.builder.offer(hash, meta, key, value).map(|placed| {
-                open.staged[shard].push(Staged {
-                    hash,
-                    block,
-                    cas: meta.cas,
-                    place: place_of_placed(placed),
-                    bytes: bytes as u32,
-                });
-            }),
-            None => Err(NoRoom::Full),
+        let Some(open) = self.of(kind) else {
+            self.granted += refund;
+            return Err(NoRoom::Full);
         };
+        let (segment, generation) = (open.segment, open.generation);
+        let behind = usize::from(go_on_to.saturating_sub(segment));
+        let beyond = behind * open.builder.fill().capacity as usize;
+        let placed = open.builder.offer_beyond(hash, meta, key, value, beyond);
+        let placed = placed.map(|(placed, rest)| {
+            let place = place_of_placed(placed);
+            let bytes = bytes as u32;
+            let staged = Staged { hash, block, cas: meta.cas, segment, generation, place, bytes };
+            let Some(rest) = rest else {
+                open.staged[shard].push(staged);
+                return None;
+            };
+            open.full = true;
+            Some(GoingOn { shard, staged, rest, next: segment + 1 })
+        });
+        let placed = placed.map(|going_on| {
+            if going_on.is_some() {
+                self.going_on = going_on;
+            }
+        });
         if placed.is_err() {
             self.granted += refund;
+            // It finds no room in a segment of its own either.
+            let long = kind == Kind::Large && bytes as u64 > self.segment_bytes();
+            if long && !self.may_pass {
+                return Err(NoRoom::TooLarge);
+            }
+            self.passes |= long;
         }
         placed
     }
 
     fn is_full(&self, kind: Kind) -> bool {
+        if kind == Kind::Large && self.passes {
+            return true;
+        }
         self.open[usize::from(kind == Kind::Large)]
             .as_ref()
             .map_or(self.usable, |o| o.full || o.builder.is_full_enough())

@@ -19,6 +19,8 @@ mod resize;
 mod saved;
 mod shard;
 mod stats;
+mod too_large;
+mod validate;
 
 pub use clean::{Heat, StageReport, StageSink, Staged};
 pub use config::{ClockMode, FlashGeometry, ShardConfig, object_fits};
@@ -26,7 +28,7 @@ pub use evicted::Evicted;
 pub use index_room::IndexFull;
 pub use index_size::IndexSteps;
 pub use log::{
-    FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,
+    Ends, FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,
     Shards, Step,
 };
 pub use planted::Planted;
@@ -34,3 +36,4 @@ pub use resize::Resizable;
 pub use saved::Saved;
 pub use shard::KvShard;
 pub use stats::{AppStats, AppTable, ShardStats};
+pub use too_large::TooLarge;

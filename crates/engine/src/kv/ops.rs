@@ -52,6 +52,7 @@ impl<M: ObjectMemory> KvShard<M> {
             Ok(None) => match self.locate(now, req, fetched) {
                 Located::Read(read) => {
                     self.stats.flash_reads += 1;
+                    self.stats.flash_read_bytes += u64::from(read.at.len);
                     return Outcome::Read(read);
                 }
                 Located::Found(found) => Present::Flash(found),

@@ -14,6 +14,7 @@ use super::index_size::IndexSize;
 use super::marks::Marks;
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
+use super::too_large::TooLarge;
 use crate::dram::{Accesses, Arena, Block, ObjectHeader, ObjectMemory, State, Table, footprint};
 use crate::index::{self, Attached, ClockBits, Entry, Family, FlashIndex, IndexError};
 
@@ -107,6 +108,8 @@ pub struct KvShard<M = Arena> {
     pub(super) index: FlashIndex,
     pub(super) index_room: IndexRoom,
     pub(super) index_size: IndexSize,
+    /// Objects that flash cannot hold.
+    pub(super) too_large: TooLarge,
     /// Bytes of memory for objects and for what the index has grown by.
     pub(super) divided: usize,
     /// Marks of free room for a memory for objects that gives none of it to the index.
@@ -241,6 +244,7 @@ impl<M: ObjectMemory> KvShard<M> {
             hand: arena.first(),
             scan: arena.first(),
             arena,
+            too_large: TooLarge { limit: config.flash.longest_record(), ..TooLarge::default() },
             index_room: IndexRoom::new(FlashIndex::objects_for(index.buckets())),
             index_size: IndexSize::new(config.index_most),
             divided: config.arena_bytes,
@@ -432,8 +436,14 @@ impl<M: ObjectMemory> KvShard<M> {
 
     /// Whether free room has fallen below the mark at which the cleaner should run.
     pub fn is_short(&self) -> bool {
-        self.arena.free_bytes() + self.staged_bytes < self.config.free_low + self.extra_room
-            || self.is_starved()
+        self.soon_free() < self.config.free_low + self.extra_room || self.is_starved()
+    }
+
+    /// Bytes that are free, or staged for segments that are about to be written: not all of a large object is, since it stays until
+    /// the last of its segments is full.
+    pub(super) fn soon_free(&self) -> usize {
+        let open = 3 * self.config.flash.segment_bytes as usize;
+        self.arena.free_bytes() + self.staged_bytes.min(open)
     }
 
     /// What is staged counts as free, since it will be; but not when nothing else is: an open segment that nobody fills
@@ -946,51 +956,6 @@ impl<M: ObjectMemory> KvShard<M> {
             already_won: h.state.has(State::WON),
             tier: Tier::Dram,
         }
-    }
-
-    /// Walks the shard and checks what must hold between two calls. For tests.
-    ///
-    /// # Errors
-    /// What does not hold.
-    pub fn validate(&self) -> Result<(), String> {
-        self.arena.validate()?;
-        self.index.validate()?;
-        let (mut objects, mut staged, mut at) = (0, 0, self.arena.first());
-        let (mut hand, mut scan) = (false, false);
-        loop {
-            hand |= at == self.hand;
-            scan |= at == self.scan;
-            if self.arena.is_used(at) {
-                let h = ObjectHeader::load(&self.arena, at);
-                let (key, hash) = (h.key(&self.arena, at), self.hash_of(at, &h).dram());
-                if self.table.find(&self.arena, hash, &key).map(|f| f.0) != Some(at) {
-                    return Err(format!("object at {at:?} is not found by its key"));
-                }
-                objects += 1;
-                staged += if h.state.has(State::STAGED) { self.arena.block_bytes(at) } else { 0 };
-            }
-            let next = self.arena.next(at);
-            if next == self.arena.first() {
-                break;
-            }
-            at = next;
-        }
-        if objects != self.table.len() || staged != self.staged_bytes || !hand || !scan {
-            return Err(format!(
-                "{objects} objects of {}, {staged} staged bytes of {}, hand on a block: {hand}, scan: {scan}",
-                self.table.len(),
-                self.staged_bytes
-            ));
-        }
-        let mut live = vec![0u32; self.live.len()];
-        self.index.for_each(|e| live[usize::from(e.segment)] += 1);
-        if live[..] != self.live[..] {
-            return Err(format!("entries by segment: {live:?}, counted {:?}", self.live));
-        }
-        if let Some(s) = (0..live.len()).find(|&s| live[s] > 0 && self.generations[s] == 0) {
-            return Err(format!("entries lead to segment {s}, which holds nothing to be read"));
-        }
-        Ok(())
     }
 }
 

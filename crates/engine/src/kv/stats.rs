@@ -60,6 +60,8 @@ counters! {
         flash_reads,
         /// Of these, reads that did not hold the key: another key's tag matched.
         flash_reads_false,
+        /// Bytes of all of these reads.
+        flash_read_bytes,
         /// Reads that the device failed.
         flash_read_errors,
         /// Records whose checksum did not hold.

@@ -2,15 +2,23 @@
 
 use larder_base::ObjectHash;
 use larder_format::page::{EXTENT_ALIGN, Find, Kind, SMALL_MAX, find_extent, locate};
-use larder_format::record::{Filling, RecordMeta, encode_into, mark_dead, record_len};
+use larder_format::record::{
+    Filling, MAX_HEAD_LEN, RecordMeta, encode_head, encode_into, mark_dead, record_len,
+};
 use larder_format::{PAGE_SIZE, find};
 
 use crate::index::Place;
 
+use super::{LONGEST_EXTENT, extent_length};
+
 /// Functions that name a page for a key: 4 bits in the index.
 pub const FUNCTIONS: u8 = 16;
-/// The longest extent that the index can describe, in pages: 12 bits.
-pub const MAX_EXTENT_PAGES: usize = (1 << 12) - 1;
+/// A record goes on in the next segment if it is larger than this part of a segment: what smaller ones leave at the end is little.
+const CUT_PART: usize = 64;
+/// Bytes of it that lie in the segment where it begins, at least: all that comes before the value.
+const LEAST_BEGUN: usize = 512;
+
+const _: () = assert!(LEAST_BEGUN >= MAX_HEAD_LEN);
 
 /// 256 bits: a few per record.
 const SEEN_WORDS_PER_PAGE: usize = 4;
@@ -47,9 +55,8 @@ pub enum Placed {
     Extent {
         /// Where its record starts in the segment, in units of 64 bytes (22 bits).
         start64: u32,
-        /// What a read must cover from there, in units of 4 KiB (12 bits); it may reach over the end of the segment, where
-        /// the reader cuts it off.
-        pages: u16,
+        /// What a read must cover from there: [`extent_bytes`](super::extent_bytes). It may reach over the end of the segment.
+        length: u16,
     },
 }
 
@@ -67,7 +74,7 @@ impl From<Placed> for Place {
     fn from(placed: Placed) -> Place {
         match placed {
             Placed::Page { function, .. } => Place::Page { function },
-            Placed::Extent { start64, pages } => Place::Extent { start64, pages },
+            Placed::Extent { start64, length } => Place::Extent { start64, length },
         }
     }
 }
@@ -75,14 +82,14 @@ impl From<Placed> for Place {
 /// Why an object was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
-    /// None of its pages, or no stretch at the end, has room. It may go into the next segment.
+    /// None of its pages, or no stretch at the end, has room, with those behind it on which it may go on. It may go into the next segment.
     #[error("no room for the object in this segment")]
     Full,
     /// Its record belongs into the other kind of segment.
     #[error("the object belongs into the other kind of segment")]
     OtherKind,
-    /// Its record would not fit into any segment, or its extent not into the index.
-    #[error("the object is larger than a segment can hold")]
+    /// Its extent would not fit into the index.
+    #[error("the object is larger than the index can describe")]
     TooLarge,
 }
 
@@ -127,6 +134,41 @@ pub struct Fill {
     pub refused: u64,
     /// Pages looked at for room.
     pub tries: u64,
+    /// Bytes before the first record that begins here: the end of one that began in an earlier segment.
+    pub begins: u64,
+    /// Where the record begins that goes on in the next segment, bytes; it is counted here as far as it lies here.
+    pub cut: Option<u64>,
+}
+
+/// What is still to be laid down of a record that has been begun in a segment, and goes on in those behind it.
+#[derive(Clone, Debug)]
+pub struct Rest {
+    head: [u8; MAX_HEAD_LEN],
+    head_len: usize,
+    /// Bytes of the record that lie in segments.
+    done: usize,
+    len: usize,
+}
+
+impl Rest {
+    /// Bytes that are to follow.
+    pub fn bytes(&self) -> usize {
+        self.len - self.done
+    }
+
+    /// Lays down as much as `out` takes. The value is the one that the record was begun with.
+    fn lay(&mut self, out: &mut [u8], value: &[u8]) -> usize {
+        let taken = self.bytes().min(out.len());
+        let out = &mut out[..taken];
+        let of_head = self.head_len.saturating_sub(self.done).min(taken);
+        if of_head > 0 {
+            out[..of_head].copy_from_slice(&self.head[self.done..self.done + of_head]);
+        }
+        let from = (self.done + of_head).saturating_sub(self.head_len);
+        out[of_head..].copy_from_slice(&value[from..from + taken - of_head]);
+        self.done += taken;
+        taken
+    }
 }
 
 impl Fill {
@@ -226,7 +268,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
 
     /// Whether nothing has been placed.
     pub fn is_empty(&self) -> bool {
-        self.fill.records == 0
+        self.fill.records == 0 && self.fill.begins == 0
     }
 
     /// Whether it is time to write it: little room is left, or what comes does not fit.
@@ -237,6 +279,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
 
     /// Places an object. When the page it goes to already holds a record of the same key (an older version that was placed
     /// before the object changed), that one is marked dead: a page never shows two versions.
+    ///
+    /// # Errors
+    /// See [`NoRoom`].
     pub fn offer(
         &mut self,
         hash: ObjectHash,
@@ -244,23 +289,35 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
         key: &[u8],
         value: &[u8],
     ) -> Result<Placed, NoRoom> {
+        self.offer_beyond(hash, meta, key, value, 0).map(|(placed, _)| placed)
+    }
+
+    /// The same where a large record may go on in the segments that follow on the device, as far as `beyond` bytes. With the
+    /// [`Rest`] this segment is full, and the builders of the next segments [go on](SegmentBuilder::go_on).
+    ///
+    /// # Errors
+    /// See [`NoRoom`].
+    pub fn offer_beyond(
+        &mut self,
+        hash: ObjectHash,
+        meta: &RecordMeta,
+        key: &[u8],
+        value: &[u8],
+        beyond: usize,
+    ) -> Result<(Placed, Option<Rest>), NoRoom> {
         let len = record_len(meta, key.len(), value.len());
+        let whole = self.buffer.as_ref().len();
         match self.kind {
             Kind::Small if len > SMALL_MAX => return Err(NoRoom::OtherKind),
             Kind::Large if len <= SMALL_MAX => return Err(NoRoom::OtherKind),
-            Kind::Large
-                if len > self.buffer.as_ref().len()
-                    || len.div_ceil(PAGE_SIZE) > MAX_EXTENT_PAGES =>
-            {
-                return Err(NoRoom::TooLarge);
-            }
+            Kind::Large if len > LONGEST_EXTENT => return Err(NoRoom::TooLarge),
             Kind::Small | Kind::Large => {}
         }
         self.fill.offered += 1;
         self.fill.offered_bytes += len as u64;
         let placed = match self.kind {
             Kind::Small => self.choose_page(hash, len),
-            Kind::Large => self.choose_extent(len),
+            Kind::Large => self.choose_extent(len, beyond),
         };
         let Some(placed) = placed else {
             self.fill.refused += 1;
@@ -276,6 +333,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
                 }
                 self.levels[at / PAGE_SIZE] += len as u16;
             }
+            Kind::Large if at + len > whole => {
+                let rest = self.begin(at, meta, key, value);
+                return Ok((placed, Some(rest)));
+            }
             Kind::Large => {
                 let end = (at + len).next_multiple_of(EXTENT_ALIGN).min(self.buffer.as_ref().len());
                 self.fill.padding += (end - at - len) as u64;
@@ -287,7 +348,34 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
         self.fill.records += 1;
         self.fill.record_bytes += len as u64;
         self.fill.payload_bytes += (key.len() + value.len()) as u64;
-        Ok(placed)
+        Ok((placed, None))
+    }
+
+    /// Begins a record that runs over the end.
+    fn begin(&mut self, at: usize, meta: &RecordMeta, key: &[u8], value: &[u8]) -> Rest {
+        let (head, head_len) = encode_head(meta, key, value, self.filling);
+        let mut rest = Rest { head, head_len, done: 0, len: head_len + value.len() };
+        let taken = rest.lay(&mut self.buffer.as_mut()[at..], value);
+        self.cursor = self.buffer.as_ref().len();
+        self.fill.records += 1;
+        self.fill.record_bytes += taken as u64;
+        self.fill.payload_bytes += (key.len() + taken.saturating_sub(head_len)) as u64;
+        self.fill.cut = Some(at as u64);
+        rest
+    }
+
+    /// Goes on with a record that was begun in the segment before, with the same value: the first thing that a segment holds.
+    pub fn go_on(&mut self, rest: &mut Rest, value: &[u8]) {
+        debug_assert!(self.is_empty() && self.kind == Kind::Large);
+        let buffer = self.buffer.as_mut();
+        let taken = rest.lay(buffer, value);
+        let end = taken.next_multiple_of(EXTENT_ALIGN).min(buffer.len());
+        buffer[taken..end].fill(0);
+        self.cursor = end;
+        self.fill.begins = end as u64;
+        self.fill.record_bytes += taken as u64;
+        self.fill.payload_bytes += taken as u64;
+        self.fill.padding += (end - taken) as u64;
     }
 
     fn choose_page(&mut self, hash: ObjectHash, len: usize) -> Option<Placed> {
@@ -323,12 +411,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
         Some(Placed::Page { function, offset: page * PAGE_SIZE as u32 + u32::from(level) })
     }
 
-    fn choose_extent(&mut self, len: usize) -> Option<Placed> {
+    fn choose_extent(&mut self, len: usize, beyond: usize) -> Option<Placed> {
         self.fill.tries += 1;
-        (len <= self.buffer.as_ref().len() - self.cursor).then(|| Placed::Extent {
-            start64: (self.cursor / EXTENT_ALIGN) as u32,
-            pages: len.div_ceil(PAGE_SIZE) as u16,
-        })
+        let whole = self.buffer.as_ref().len();
+        let room = whole - self.cursor;
+        let goes_on = len > whole / CUT_PART && room >= LEAST_BEGUN && len <= room + beyond;
+        if len > room && !goes_on {
+            return None;
+        }
+        let start64 = (self.cursor / EXTENT_ALIGN) as u32;
+        extent_length(len).map(|length| Placed::Extent { start64, length })
     }
 
     /// The record of `key` at a place that [`offer`](SegmentBuilder::offer) returned, while the segment is in memory.
@@ -511,13 +603,11 @@ mod tests {
                 let start = end / 64 * 64 + if end % 64 == 0 { 0 } else { 64 };
                 if len <= SMALL_MAX {
                     assert_eq!(got, Err(NoRoom::OtherKind));
-                } else if len > size {
-                    assert_eq!(got, Err(NoRoom::TooLarge));
                 } else if start + len > size {
                     assert_eq!(got, Err(NoRoom::Full));
                 } else {
-                    let pages = (len as f64 / 4096.0).ceil() as u16;
-                    let placed = Placed::Extent { start64: (start / 64) as u32, pages };
+                    let length = (len as f64 / 4096.0).ceil() as u16;
+                    let placed = Placed::Extent { start64: (start / 64) as u32, length };
                     assert_eq!(got, Ok(placed));
                     assert_eq!(builder.find(placed, &key).found().unwrap().value(), value);
                     end = start + len;
@@ -617,9 +707,65 @@ mod tests {
         assert!(b.remove(one, b"a"));
         assert!(!b.remove(one, b"a"));
         assert!(b.find(two, b"b").found().is_some());
-        assert!(b.find(Placed::Extent { start64: 1 << 20, pages: 1 }, b"b").found().is_none());
+        assert!(b.find(Placed::Extent { start64: 1 << 20, length: 1 }, b"b").found().is_none());
         let (bytes, _) = b.finish();
         assert_eq!(walk(&bytes, Kind::Large, FILLING).count(), 1);
+    }
+
+    /// Records that go on in the next segments: no gaps, and each is found in the bytes as they lie one behind the other.
+    #[test]
+    fn records_go_on_in_the_next_segment() {
+        let mut rng = Rng::new(77);
+        let size = 4 * PAGE_SIZE;
+        let (mut bytes, mut truth, mut whole) = (Vec::new(), Vec::new(), 0);
+        let mut rest: Option<(Rest, Vec<u8>)> = None;
+        let segments = 60;
+        for segment in 1..=segments {
+            let filling = Filling { segment, ..FILLING };
+            let mut b = SegmentBuilder::new(Kind::Large, filling, vec![0xEEu8; size]);
+            let mut going_on = None;
+            if let Some((mut of, value)) = rest.take() {
+                b.go_on(&mut of, &value);
+                assert!(!b.is_empty());
+                going_on = (of.bytes() > 0).then_some((of, value));
+            }
+            let mut number = 0;
+            while going_on.is_none() && !b.is_full_enough() {
+                number += 1;
+                let key = format!("{segment}/{number}").into_bytes();
+                let most = if rng.chance(0.1) { 5 * size as u64 } else { 5000 };
+                let value = vec![(segment + number) as u8; rng.range(1100, most) as usize];
+                let beyond = usize::from(segments - segment) * size;
+                let m = meta(&mut rng);
+                let hash = hasher().hash(&key);
+                let Ok((placed, of)) = b.offer_beyond(hash, &m, &key, &value, beyond) else {
+                    assert!(beyond < 5 * size || b.fill().free_share() * (size as f64) < 512.0);
+                    continue;
+                };
+                truth.push((segment, placed, key, value.clone(), m));
+                going_on = of.map(|of| (of, value));
+            }
+            rest = going_on;
+            let (buffer, fill) = b.finish();
+            let end = fill.cut.map_or(size, |at| at as usize);
+            let within = walk(&buffer, Kind::Large, filling).within(fill.begins as usize..end);
+            whole += within.count();
+            assert_eq!(fill.cut.is_some(), fill.begins < size as u64 && rest.is_some());
+            bytes.extend(buffer);
+        }
+        assert!(rest.is_none() && truth.len() > 100, "{}", truth.len());
+        let mut cut = 0;
+        for (segment, placed, key, value, m) in &truth {
+            let at = (usize::from(*segment) - 1) * size + placed.offset() as usize;
+            let Placed::Extent { length, .. } = *placed else { panic!("{placed:?}") };
+            let to = (at + crate::segment::extent_bytes(length) as usize).min(bytes.len());
+            let filling = Filling { segment: *segment, ..FILLING };
+            let found = find_extent(&bytes[at..to], key, filling).found().expect("it is there");
+            assert!(found.value() == value && found.meta() == *m);
+            cut += usize::from(placed.offset() as usize + found.len() > size);
+        }
+        assert_eq!(whole + cut, truth.len());
+        assert!(cut > 20, "{cut}");
     }
 
     #[test]

@@ -9,9 +9,33 @@ use larder_format::page::{EXTENT_ALIGN, Kind, Walked};
 
 use crate::index::Place;
 
-pub use builder::{
-    Choice, FUNCTIONS, Fill, FullMark, MAX_EXTENT_PAGES, NoRoom, Placed, SegmentBuilder,
-};
+pub use builder::{Choice, FUNCTIONS, Fill, FullMark, NoRoom, Placed, Rest, SegmentBuilder};
+
+/// Lengths of extents below this are pages; from here on each is so many more.
+const COARSE_FROM: u64 = 1 << 11;
+/// Pages of a coarse step: 512 KiB, at most a sixteenth of an extent.
+const COARSE: u64 = 128;
+/// The longest record that an extent can hold: 1 GiB, and what comes before such a value.
+pub const LONGEST_EXTENT: usize = (COARSE_FROM + (COARSE_FROM - 1) * COARSE) as usize * PAGE_SIZE;
+
+/// What the index keeps as the length of an extent for a record of `bytes` bytes: 12 bits, above 0. Up to 8 MiB it counts pages,
+/// beyond half MiBs. `None` beyond [`LONGEST_EXTENT`].
+pub fn extent_length(bytes: usize) -> Option<u16> {
+    let pages = bytes.div_ceil(PAGE_SIZE).max(1) as u64;
+    let length = match pages.checked_sub(COARSE_FROM) {
+        None => pages,
+        Some(beyond) => COARSE_FROM + beyond.div_ceil(COARSE),
+    };
+    (length < 2 * COARSE_FROM).then_some(length as u16)
+}
+
+/// What a read of an extent must cover, bytes: the record, and less than a page, or less than half a MiB where it is longer than
+/// 8 MiB.
+pub fn extent_bytes(length: u16) -> u64 {
+    let length = u64::from(length);
+    let coarse = length.saturating_sub(COARSE_FROM);
+    (length.min(COARSE_FROM) + coarse * COARSE) * PAGE_SIZE as u64
+}
 
 /// The place under which the index knows a record that a walk has met, so that reclaim can look up and remove its entry.
 /// `pages` is the number of pages of the segment. `None` when no function of the key names the page: then the record is
@@ -26,23 +50,24 @@ pub fn place_of(kind: Kind, walked: &Walked<'_>, hash: ObjectHash, pages: u32) -
         }
         Kind::Large => Some(Place::Extent {
             start64: u32::try_from(walked.offset / EXTENT_ALIGN).ok()?,
-            pages: u16::try_from(walked.record.len().div_ceil(PAGE_SIZE)).ok()?,
+            length: extent_length(walked.record.len())?,
         }),
     }
 }
 
-/// The bytes of the segment that must be read to look for an object at `place`: offset and length. `pages` is the number of
-/// pages of the segment. A page is one aligned page; an extent begins at a multiple of 64 bytes and is cut off at the
-/// segment's end. `None` when the place lies outside of the segment, which no entry of this segment does.
-pub fn span(place: Place, hash: ObjectHash, pages: u32) -> Option<(u32, u32)> {
+/// The bytes that must be read to look for an object at `place`: offset in the segment, and length. `pages` is the number of
+/// pages of the segment, `to_end` the bytes from its start to the end of the flash. A page is one aligned page; an extent begins at a
+/// multiple of 64 bytes, may run on into the segments that follow, and is cut off at the end of the flash. `None` when the place
+/// lies outside of the segment, which no entry of this segment does.
+pub fn span(place: Place, hash: ObjectHash, pages: u32, to_end: u64) -> Option<(u32, u32)> {
     let page_bytes = PAGE_SIZE as u32;
     let segment_bytes = pages.checked_mul(page_bytes)?;
     match place {
         Place::Page { function } => Some((hash.page(function, pages) * page_bytes, page_bytes)),
-        Place::Extent { start64, pages } => {
+        Place::Extent { start64, length } => {
             let start = start64.checked_mul(EXTENT_ALIGN as u32)?;
-            let rest = segment_bytes.checked_sub(start).filter(|&rest| rest > 0)?;
-            Some((start, rest.min(u32::from(pages) * page_bytes)))
+            let rest = to_end.checked_sub(u64::from(start)).filter(|_| start < segment_bytes)?;
+            Some((start, u32::try_from(rest.min(extent_bytes(length))).ok()?))
         }
     }
 }
@@ -91,7 +116,7 @@ mod tests {
             let hash = hasher.hash(key);
             let found = index.probe(hash).iter().find_map(|entry| {
                 let (_, filling, bytes) = &segments[usize::from(entry.segment) - 1];
-                let (at, len) = span(entry.place, hash, 64).unwrap();
+                let (at, len) = span(entry.place, hash, 64, 64 * 4096).unwrap();
                 let bytes = &bytes[at as usize..][..len as usize];
                 match entry.place {
                     Place::Page { .. } => find(bytes, key, *filling).found(),
@@ -108,7 +133,25 @@ mod tests {
             }
         }
         assert!(index.is_empty());
-        let outside = Place::Extent { start64: 64 * 64, pages: 1 };
-        assert_eq!(span(outside, ObjectHash(0), 64), None);
+        let outside = Place::Extent { start64: 64 * 64, length: 1 };
+        assert_eq!(span(outside, ObjectHash(0), 64, u64::MAX), None);
+        let at_end = Place::Extent { start64: 64 * 64 - 1, length: 2 };
+        assert_eq!(span(at_end, ObjectHash(0), 64, 64 * 4096), Some((262_080, 64)));
+        assert_eq!(span(at_end, ObjectHash(0), 64, 128 * 4096), Some((262_080, 8192)));
+    }
+
+    /// A length covers its record, is the least that does, and twelve bits are enough for a GiB.
+    #[test]
+    fn lengths_of_extents() {
+        for bytes in [1, 4096, 4097, (8 << 20) - 4096, 8 << 20, (8 << 20) + 1, 60 << 20, 1 << 30] {
+            let length = extent_length(bytes).unwrap();
+            let covers = extent_bytes(length);
+            assert!(length > 0 && length < 1 << 12 && covers >= bytes as u64, "{bytes}: {length}");
+            assert!(extent_bytes(length - 1) < bytes as u64, "{bytes}: {length}");
+            assert!(covers - (bytes as u64) < 4096 || covers <= bytes as u64 * 17 / 16, "{bytes}");
+        }
+        assert_eq!(extent_length(LONGEST_EXTENT + 1), None);
+        assert!(LONGEST_EXTENT >= larder_format::record::MAX_RECORD_LEN);
+        assert_eq!(extent_bytes(u16::MAX >> 4), LONGEST_EXTENT as u64);
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Seen {
     pub(super) io_errors: u64,
     pub(super) unkept_names: u64,
     pub(super) extents: u64,
+    /// Reads of records that lie in several segments.
+    pub(super) in_parts: u64,
     pub(super) brought_in: u64,
     /// Runs without flash, and memory files that were believed by them.
     pub(super) alone: u64,
@@ -53,6 +55,7 @@ impl Seen {
         self.io_errors += o.io_errors;
         self.unkept_names += o.unkept_names;
         self.extents += o.extents;
+        self.in_parts += o.in_parts;
         self.brought_in += o.brought_in;
         self.alone += o.alone;
         self.believed_alone += o.believed_alone;
@@ -82,6 +85,7 @@ impl Seen {
             self.io_errors,
             self.unkept_names,
             self.extents,
+            self.in_parts,
             self.brought_in,
             self.alone,
             self.believed_alone,

@@ -434,6 +434,14 @@ impl Supply for Backed {
     }
 }
 
+/// The largest object of runs with large ones: it lies in up to four segments.
+pub(super) const BIG: u32 = 20_000;
+
+/// Whether this run has objects larger than a segment.
+pub(super) fn has_big(superblock: &Superblock) -> bool {
+    superblock.salt() % 3 == 0
+}
+
 /// What a run is built from. Most indexes may grow.
 fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>>) -> RunSetup {
     let index_most = match superblock.salt() % 8 {
@@ -441,6 +449,7 @@ fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>
         1 => 2 * buckets + 1,
         _ => FlashIndex::most_buckets(buckets),
     };
+    let big = has_big(superblock);
     RunSetup {
         kv: RunSetup::VERSION,
         larder: String::new(),
@@ -450,13 +459,13 @@ fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>
         segments: SEGMENTS,
         segment_bytes: SEGMENT_BYTES,
         shard: ShardSetup {
-            arena_bytes: 8 << 10,
-            max_object: 3_400,
+            arena_bytes: if big { 48 << 10 } else { 8 << 10 },
+            max_object: if big { BIG } else { 3_400 },
             no_eviction: false,
             clock_increment: false,
             clock_max: 3,
-            free_low: 5 << 10,
-            free_high: 7 << 10,
+            free_low: if big { 30 << 10 } else { 5 << 10 },
+            free_high: if big { 40 << 10 } else { 7 << 10 },
             flash_min_record: 0,
             access_times: 16,
             buckets,

@@ -16,7 +16,7 @@ use larder_engine::kv::node::start::Warmth;
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
 use larder_engine::kv::{IoFailed, OwnerOf, Planted, Saved, SegmentIo};
 use larder_engine::segment::span;
-use larder_format::{Filling, Find, find, find_extent};
+use larder_format::{Claimed, Filling, Find, find, find_extent};
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::{TrainParams, TrainingSet, train};
 
@@ -24,10 +24,10 @@ use crate::dram::{Back, MemoryFiles};
 use crate::heads::Pages;
 use crate::model::{Model, Version, number};
 use crate::seen::Seen;
-use crate::starts::{Directory, Kept, Machine, NotStarted, stop};
+use crate::starts::{BIG, Directory, Kept, Machine, NotStarted, has_big, stop};
 
 pub(super) const SHARDS: usize = 2;
-pub(super) const SEGMENTS: u16 = 8;
+pub(super) const SEGMENTS: u16 = 12;
 pub(super) const SEGMENT_BYTES: u32 = 8 << 10;
 const KEYS: usize = 80;
 
@@ -61,6 +61,14 @@ impl Disk {
         }
         self.unkept_names += u64::from(fails);
         !fails
+    }
+}
+
+impl Disk {
+    /// Bytes from a place on, into the segments that follow.
+    fn at(&self, segment: u16, offset: u32, len: u32) -> Vec<u8> {
+        let behind = self.segments[usize::from(segment)..].iter().flatten();
+        behind.skip(offset as usize).take(len as usize).copied().collect()
     }
 }
 
@@ -460,7 +468,8 @@ impl World {
 
     /// A shard gets more or less memory.
     fn resize(&mut self) {
-        let bytes = self.rng.range(7 << 10, 10 << 10) as usize;
+        let fold = if has_big(self.machine.superblock()) { 6 } else { 1 };
+        let bytes = self.rng.range(fold * (7 << 10), fold * (10 << 10)) as usize;
         let mut shard = self.node.lock(self.rng.below(SHARDS as u64) as usize);
         let shard = shard.unrecorded();
         shard.set_marks(bytes * 5 / 8, bytes * 7 / 8);
@@ -487,9 +496,9 @@ impl World {
         let probed = self.node.lock(self.node.shard_of(hash)).index().probe(hash);
         let pages = SEGMENT_BYTES / 4096;
         for entry in probed.iter() {
-            let Some((at, len)) = span(entry.place, hash, pages) else { continue };
-            let bytes =
-                &self.disk.segments[usize::from(entry.segment)][at as usize..(at + len) as usize];
+            let to_end = u64::from(SEGMENTS + 1 - entry.segment) * u64::from(SEGMENT_BYTES);
+            let Some((at, len)) = span(entry.place, hash, pages, to_end) else { continue };
+            let bytes = &self.disk.at(entry.segment, at, len)[..];
             let generation = log.table().generation(entry.segment);
             let filling = Filling {
                 salt: self.machine.superblock().salt(),
@@ -558,7 +567,12 @@ impl World {
         if self.rng.chance(0.15) {
             return self.rng.below(1_000_000).to_string().into_bytes();
         }
-        let len = if self.rng.chance(0.08) { self.rng.below(3_000) } else { self.rng.below(500) };
+        let big = has_big(self.machine.superblock()) && self.rng.chance(0.3);
+        let len = match self.rng.chance(0.08) {
+            _ if big => self.rng.below(u64::from(BIG) - 300),
+            true => self.rng.below(3_000),
+            false => self.rng.below(500),
+        };
         let mut value = vec![0; len as usize];
         self.rng.fill(&mut value);
         value
@@ -640,9 +654,12 @@ impl World {
         if self.disk.fails() {
             return None;
         }
-        let at = read.at;
-        let segment = &self.disk.segments[usize::from(at.segment)];
-        Some(segment[at.offset as usize..(at.offset + at.len) as usize].to_vec())
+        let bytes = self.disk.at(read.at.segment, read.at.offset, read.at.len);
+        let goes_on =
+            |said: Claimed<'_>| said.len + read.at.offset as usize > SEGMENT_BYTES as usize;
+        let in_parts = read.at.extent && larder_format::claimed(&bytes).is_some_and(goes_on);
+        self.seen.in_parts += u64::from(in_parts);
+        Some(bytes)
     }
 
     fn complete(&mut self) -> Result<(), String> {

@@ -31,7 +31,9 @@ const DEAD: u8 = 1 << 6;
 const HAS_EXPIRY: u8 = 1 << 3;
 const HAS_FLAGS: u8 = 1 << 4;
 const HAS_APP: u8 = 1 << 5;
-/// The checksum is kept, in an entry's bits: zero in every record's.
+/// The upper 8 bits of the value's length follow, where they are not 0.
+const LONG: u8 = 1 << 7;
+/// The checksum is kept, in an entry's bits, in place of [`LONG`], which follows from the length.
 const HAS_CRC: u8 = 1 << 7;
 /// Generations that are tried on either side of the highest that was found.
 const GENERATIONS: u64 = 16;
@@ -58,7 +60,7 @@ struct Head {
 
 fn optional_len(bits: u8) -> usize {
     let field = |bit: u8, len| if bits & bit != 0 { len } else { 0 };
-    field(HAS_EXPIRY, 4) + field(HAS_FLAGS, 4) + field(HAS_APP, 2)
+    field(HAS_EXPIRY, 4) + field(HAS_FLAGS, 4) + field(HAS_APP, 2) + field(LONG, 1)
 }
 
 fn number(bytes: &[u8]) -> u64 {
@@ -76,11 +78,12 @@ impl Head {
         let header = FIXED_LEN + optional_len(bits);
         let mut optional = [0; OPTIONAL_LEN];
         optional[..header - FIXED_LEN].copy_from_slice(record.get(FIXED_LEN..header)?);
+        let long = if bits & LONG != 0 { usize::from(record[header - 1]) << 24 } else { 0 };
         Some(Head {
             crc: Some([fixed[0], fixed[1], fixed[2], fixed[3]]),
             bits,
             key,
-            value: number(&fixed[AT_VALUE..AT_KEY]) as usize,
+            value: number(&fixed[AT_VALUE..AT_KEY]) as usize | long,
             last: number(&fixed[AT_LAST..AT_CAS]) as u32,
             cas: number(&fixed[AT_CAS..]),
             id: number(record.get(header..header + ID_LEN)?),
@@ -99,17 +102,26 @@ impl Head {
 
     /// Puts the record back to the start of `out` and returns its length; `None` where it does not fit.
     fn restore(&self, seed: u32, contents: &Contents, out: &mut [u8]) -> Option<usize> {
-        let (header, len) = (self.header(), self.len());
-        let out = out.get_mut(..len)?;
+        let out = out.get_mut(..self.len())?;
+        self.begin(contents, out)?;
+        let crc = self.crc.unwrap_or_else(|| checksum(seed, out));
+        out[..AT_VALUE].copy_from_slice(&crc);
+        Some(out.len())
+    }
+
+    /// Puts as much of it back as `out` takes, which is all before the value at least, and its checksum if that is kept.
+    fn begin(&self, contents: &Contents, out: &mut [u8]) -> Option<()> {
+        let (header, value_at) = (self.header(), self.header() + self.key);
+        out.get(..value_at)?;
         self.lengths(out);
         out[AT_LAST..AT_CAS].copy_from_slice(&self.last.to_le_bytes());
         out[AT_CAS..FIXED_LEN].copy_from_slice(&self.cas.to_le_bytes());
         out[FIXED_LEN..header].copy_from_slice(&self.optional[..header - FIXED_LEN]);
-        Contents::key(self.id, &mut out[header..header + self.key]);
-        out[header + self.key..].copy_from_slice(contents.value(self.value));
-        let crc = self.crc.unwrap_or_else(|| checksum(seed, out));
-        out[..AT_VALUE].copy_from_slice(&crc);
-        Some(len)
+        Contents::key(self.id, &mut out[header..value_at]);
+        let here = self.value.min(out.len() - value_at);
+        out[value_at..value_at + here].copy_from_slice(&contents.value(self.value)[..here]);
+        out[..AT_VALUE].copy_from_slice(&self.crc.unwrap_or_default());
+        Some(())
     }
 
     /// Writes what says how long the record is.
@@ -180,13 +192,13 @@ impl Stored {
         let cas = head.cas - self.cas;
         let (id_len, cas_len) = (bytes_of(head.id), bytes_of(cas));
         let out = &mut self.entries;
-        let bits = head.bits | if head.crc.is_some() { HAS_CRC } else { 0 };
+        let bits = head.bits & !LONG | if head.crc.is_some() { HAS_CRC } else { 0 };
         out.extend([bits, head.key as u8, (id_len | cas_len << 4) as u8]);
         out.extend(&head.id.to_le_bytes()[..id_len]);
         out.extend(&cas.to_le_bytes()[..cas_len]);
         put_varint(out, head.value as u32);
         put_varint(out, self.last - head.last);
-        let fixed = optional_len(head.bits & !HAS_APP);
+        let fixed = optional_len(head.bits & !HAS_APP & !LONG);
         if head.bits & HAS_APP != 0 {
             put_varint(out, number(&head.optional[fixed..fixed + 2]) as u32);
         }
@@ -216,6 +228,11 @@ impl Stored {
         at += fixed;
         let crc = (e[0] & HAS_CRC != 0).then(|| [e[at], e[at + 1], e[at + 2], e[at + 3]]);
         at += crc.map_or(0, |crc| crc.len());
+        let long = value >> 24 > 0;
+        let bits = if long { bits | LONG } else { bits };
+        if long {
+            optional[optional_len(bits) - 1] = (value >> 24) as u8;
+        }
         let head = Head { crc, bits, key: usize::from(e[1]), value, last, cas, id, optional };
         (head, start + at)
     }
@@ -241,7 +258,7 @@ impl Stored {
                 take_varint(e, &mut at);
             }
         }
-        at += optional_len(bits & !HAS_APP) + if bits & HAS_CRC != 0 { 4 } else { 0 };
+        at += optional_len(bits & !HAS_APP & !HAS_CRC) + if bits & HAS_CRC != 0 { 4 } else { 0 };
         (start + at, found)
     }
 
@@ -319,6 +336,8 @@ pub(super) struct Flash {
     scratch: Vec<u8>,
     /// The records of the segment that is being written.
     heads: Vec<(u32, Head)>,
+    /// Where the first of them begins.
+    first: u32,
     /// What happened since it was last emptied, when anyone asks.
     pub(super) ops: Option<Vec<DeviceOp>>,
 }
@@ -334,6 +353,7 @@ impl Flash {
             contents,
             scratch: Vec::new(),
             heads: Vec::new(),
+            first: 0,
             ops: None,
         }
     }
@@ -402,14 +422,15 @@ impl Flash {
     fn bytes(&mut self, at: Location, wanted: Option<(u64, usize)>) -> Option<&[u8]> {
         let stored = self.segments.get(usize::from(at.segment))?;
         let len = at.len as usize;
-        if at.offset as usize + len > self.segment_bytes as usize {
+        // An extent may run on into the next segments: all of it is kept where it begins.
+        if !at.extent && at.offset as usize + len > self.segment_bytes as usize {
             return None;
         }
         if self.scratch.len() < len {
             self.scratch.resize(len, 0);
         }
         let out = &mut self.scratch[..len];
-        if stored.pages.is_empty() {
+        if at.extent {
             let (head, _) = stored.entry(stored.extent(at.offset, self.segment_bytes)?);
             let end = head.restore(stored.seed, &self.contents, out)?;
             // What follows in the last page is never looked at.
@@ -439,7 +460,12 @@ impl StateIo for Flash {
 impl SegmentIo for Flash {
     type Buffer = Vec<u8>;
 
+    fn begins_at(&mut self, first: u32) {
+        self.first = first;
+    }
+
     fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        let first = std::mem::take(&mut self.first) as usize;
         let offset = self.offset_of(segment);
         self.note(DeviceOp::Write { offset, len: bytes.len() as u32 });
         let stored = self.segments.get_mut(usize::from(segment)).ok_or(IoFailed)?;
@@ -447,8 +473,8 @@ impl SegmentIo for Flash {
         stored.pages.clear();
         stored.extents.clear();
         self.heads.clear();
-        if Head::read(bytes).is_some_and(|head| head.len() > SMALL_MAX) {
-            let mut at = 0;
+        if first > 0 || Head::read(bytes).is_some_and(|head| head.len() > SMALL_MAX) {
+            let mut at = first;
             while let Some(head) = bytes.get(at..).and_then(Head::read) {
                 self.heads.push((at as u32, head));
                 at += head.len().next_multiple_of(EXTENT_ALIGN);
@@ -463,9 +489,11 @@ impl SegmentIo for Flash {
             }
             stored.pages.resize(bytes.len() / PAGE_SIZE, 0);
         }
-        // Which filling this is: the first record's checksum tells.
-        if let Some((at, head)) = self.heads.first() {
-            let record = &bytes[*at as usize..*at as usize + head.len()];
+        // Which filling this is: the checksum of the first that is here as a whole tells.
+        let whole = |at: u32, head: &Head| bytes.get(at as usize..at as usize + head.len());
+        if let Some((head, record)) =
+            self.heads.iter().find_map(|(at, head)| Some((head, whole(*at, head)?)))
+        {
             let first = self.generation.saturating_sub(GENERATIONS);
             let found = (first..=self.generation + GENERATIONS).find_map(|generation| {
                 let seed = Filling { salt: self.salt, segment, generation }.seed();
@@ -477,7 +505,7 @@ impl SegmentIo for Flash {
             }
         }
         for (at, head) in &mut self.heads {
-            let record = &bytes[*at as usize..*at as usize + head.len()];
+            let Some(record) = whole(*at, head) else { continue };
             head.crc = head.crc.filter(|&crc| crc != checksum(stored.seed, record));
         }
         stored.cas = self.heads.iter().map(|(_, head)| head.cas).min().unwrap_or(0);
@@ -513,6 +541,11 @@ impl SegmentIo for Flash {
                 bytes[end..at as usize].fill(0);
                 let out = bytes.get_mut(at as usize..).ok_or(IoFailed)?;
                 let (head, _) = stored.entry(from as usize);
+                if head.len() > out.len() {
+                    // It goes on in the next segment. The bytes of its value here are of no use to anybody without those.
+                    head.begin(&self.contents, out).ok_or(IoFailed)?;
+                    return Ok(());
+                }
                 end =
                     at as usize + head.restore(stored.seed, &self.contents, out).ok_or(IoFailed)?;
             }
@@ -622,6 +655,83 @@ mod tests {
             }
         }
         assert!(found > 0);
+    }
+
+    /// Records that go on in the next segments are kept where they begin, and found there; what lies before a segment's first record
+    /// is not taken for one.
+    #[test]
+    fn records_that_go_on_come_back_whole() {
+        let hasher = KeyHasher::new(HashKey([4; 16]));
+        let mut rng = Rng::new(10);
+        let (size, segments) = (16 << 12, 40u16);
+        let largest = Contents::LONGEST;
+        let contents = Contents::new(largest);
+        let mut flash = Flash::new(7, segments, size as u32, Contents::new(largest));
+        let mut rest: Option<(larder_engine::segment::Rest, usize)> = None;
+        let mut placed_all = Vec::new();
+        for segment in 1..=segments {
+            let generation = u64::from(segment);
+            let filling = Filling { salt: 7, segment, generation };
+            let mut b = SegmentBuilder::new(Kind::Large, filling, vec![0xAAu8; size]);
+            let mut goes_on = None;
+            if let Some((mut of, len)) = rest.take() {
+                b.go_on(&mut of, contents.value(len));
+                goes_on = (of.bytes() > 0).then_some((of, len));
+            }
+            while goes_on.is_none() && !b.is_full_enough() {
+                let id = rng.below(1 << 40);
+                let mut key = vec![0; 8 + rng.below(30) as usize];
+                Contents::key(id, &mut key);
+                let len = match rng.chance(0.1) {
+                    _ if segment == segments => 2000,
+                    true => rng.range(60_000, 200_000),
+                    false => rng.range(2000, 30_000),
+                } as usize;
+                let len = if segment == 20 { largest } else { len };
+                let meta =
+                    RecordMeta { cas: rng.below(1 << 40), app: AppId(3), ..RecordMeta::default() };
+                let value = contents.value(len);
+                let Ok((placed, of)) =
+                    b.offer_beyond(hasher.hash(&key), &meta, &key, value, 1 << 30)
+                else {
+                    continue;
+                };
+                placed_all.push((segment, placed, key, len));
+                goes_on = of.map(|of| (of, len));
+            }
+            rest = goes_on;
+            let (bytes, fill) = b.finish();
+            flash.begins_at(fill.begins as u32);
+            flash.write(segment, &bytes).unwrap();
+            let mut back = vec![0x55u8; size];
+            flash.read(segment, &mut back).unwrap();
+            let (from, to) = (fill.begins as usize, fill.cut.map_or(size, |at| at as usize));
+            assert!(back[from..to] == bytes[from..to], "segment {segment}");
+            if fill.cut.is_some() {
+                assert_eq!(
+                    larder_format::claimed(&back[to..]),
+                    larder_format::claimed(&bytes[to..])
+                );
+            }
+        }
+        let mut long = 0;
+        for (segment, placed, key, len) in &placed_all {
+            let offset = placed.offset();
+            let bytes = larder_format::record_len(
+                &RecordMeta { app: AppId(3), ..RecordMeta::default() },
+                key.len(),
+                *len,
+            );
+            let generation = u64::from(*segment);
+            let at =
+                Location { segment: *segment, generation, offset, len: bytes as u32, extent: true };
+            let given = flash.bytes(at, Some((number(&key[..ID_LEN]), key.len()))).unwrap();
+            let filling = Filling { salt: 7, segment: *segment, generation };
+            let found = larder_format::find_extent(given, key, filling).found().unwrap();
+            assert!(found.value() == contents.value(*len));
+            long += usize::from(bytes > size - offset as usize);
+        }
+        assert!(long > 10, "{long} of {}", placed_all.len());
     }
 
     fn flash_value(len: usize) -> Vec<u8> {

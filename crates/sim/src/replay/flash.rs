@@ -95,15 +95,28 @@ impl ReplayFlash {
         true
     }
 
-    /// Reads a stretch into `out`; zeros where nothing was ever written.
+    /// Reads a stretch, which may run on into the segments that follow, into `out`; zeros where nothing was ever written.
     pub(super) fn read(&self, segment: u16, offset: u32, len: u32, out: &mut Vec<u8>) {
         // A read is of one page or one extent; a record may say anything.
-        let len = (len as usize).min(self.segment_bytes);
+        let behind = self.segments.len().saturating_sub(usize::from(segment));
+        let len = (len as usize).min(behind * self.segment_bytes);
         out.clear();
         out.resize(len, 0);
-        let Some(packed) = self.segments.get(usize::from(segment)) else { return };
+        let (mut segment, mut at) = (usize::from(segment), offset as usize);
+        let mut rest = &mut out[..];
+        while !rest.is_empty() && segment < self.segments.len() {
+            let here = rest.len().min(self.segment_bytes.saturating_sub(at));
+            let (out, behind) = rest.split_at_mut(here);
+            self.read_in(segment, at, out);
+            (segment, at, rest) = (segment + 1, 0, behind);
+        }
+    }
+
+    /// Reads a stretch of one segment.
+    fn read_in(&self, segment: usize, start: usize, out: &mut [u8]) {
+        let Some(packed) = self.segments.get(segment) else { return };
         let mut page = [0; PAGE];
-        let (start, end) = (offset as usize, offset as usize + len);
+        let end = start + out.len();
         for i in start / PAGE..end.div_ceil(PAGE) {
             let Some(&[from, to]) = packed.starts.get(i..i + 2).and_then(|s| s.first_chunk::<2>())
             else {
@@ -170,6 +183,25 @@ mod tests {
         let flash = ReplayFlash::new(2, 8192);
         let mut out = vec![1];
         flash.read(77, u32::MAX, u32::MAX, &mut out);
+        assert!(out.is_empty());
+        flash.read(2, u32::MAX, u32::MAX, &mut out);
         assert_eq!(out, vec![0; 8192]);
+    }
+
+    #[test]
+    fn a_read_runs_on_into_the_next_segment() {
+        let mut rng = Rng::new(4);
+        let mut bytes = vec![0; 3 * 2 * PAGE];
+        rng.fill(&mut bytes);
+        let mut flash = ReplayFlash::new(3, 2 * PAGE as u32);
+        for (segment, bytes) in bytes.chunks(2 * PAGE).enumerate() {
+            assert!(flash.write(segment as u16 + 1, bytes));
+        }
+        let mut part = Vec::new();
+        for (segment, offset, len) in [(1, 64, 3 * PAGE), (2, 5000, 2 * PAGE), (1, 0, 6 * PAGE)] {
+            flash.read(segment, offset, len as u32, &mut part);
+            let at = (usize::from(segment) - 1) * 2 * PAGE + offset as usize;
+            assert_eq!(part, bytes[at..at + len], "{segment} {offset} {len}");
+        }
     }
 }

@@ -279,8 +279,9 @@ impl Live {
             self.counts.failed_io += 1;
             return None;
         }
-        let segment = &self.device.segments[usize::from(at.segment)];
-        let mut bytes = segment[at.offset as usize..(at.offset + at.len) as usize].to_vec();
+        let behind = self.device.segments[usize::from(at.segment)..].iter().flatten();
+        let mut bytes: Vec<u8> =
+            behind.skip(at.offset as usize).take(at.len as usize).copied().collect();
         if self.rng.chance(0.01) {
             let n = bytes.len() as u64;
             for _ in 0..n / 16 {

@@ -20,7 +20,7 @@ pub(super) fn random_hash(rng: &mut Rng, tags: u64) -> ObjectHash {
 
 pub(super) fn random_entry(rng: &mut Rng, wide: f64, clock_max: u8) -> Entry {
     let place = if rng.chance(wide) {
-        Place::Extent { start64: rng.below(1 << 22) as u32, pages: rng.range(1, 4095) as u16 }
+        Place::Extent { start64: rng.below(1 << 22) as u32, length: rng.range(1, 4095) as u16 }
     } else {
         Place::Page { function: rng.below(16) as u8 }
     };

@@ -9,7 +9,7 @@
 //! Without flash it keeps room free ahead of writes in the same way.
 
 use larder_base::lock::{Lock, LockKind};
-use larder_base::{AppId, ByteSize, Now};
+use larder_base::{AppId, ByteSize, Nanos, Now};
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
 use larder_policy::learn::{Model, TrainingSet};
 
@@ -25,6 +25,7 @@ use crate::kv::index_room::IndexFull;
 use crate::kv::log::{FlashLog, LogStats, SegmentIo, Step};
 use crate::kv::record::{Decision, MachineTape, RecordedLog, Tape};
 use crate::kv::resize::Resizable;
+use crate::kv::too_large::TooLarge;
 
 /// Small files, as an argument. What cannot be written is told the operator by who carries it out; the next start knows less then.
 pub trait StateIo {
@@ -47,6 +48,8 @@ pub trait MaintenanceEffects {
     fn degraded(&mut self, _degraded: bool) {}
     /// The flash index is too small for the objects that come to flash, or is not any more.
     fn index_full(&mut self, _full: Option<IndexFull>) {}
+    /// Objects were met that flash cannot hold for their size: all so far. Told once a minute at most.
+    fn too_large(&mut self, _all: TooLarge) {}
     /// All shards have what the limit on the memory gives them.
     fn memory_followed(&mut self, _limit: u64) {}
     /// The limit on the memory stays at `limit`.
@@ -67,6 +70,9 @@ pub struct LogReport {
     pub(super) budget: Option<WriteBudget>,
 }
 
+/// Objects too large for flash are told of this often at most.
+const TOO_LARGE_EVERY: Nanos = Nanos::from_secs(60);
+
 /// The log, and what must be known of it on disk.
 struct Flash<B> {
     log: RecordedLog<B>,
@@ -74,6 +80,8 @@ struct Flash<B> {
     segment_bytes: u64,
     /// Segments written when the index was looked at last, and whether it was too small.
     looked: (u64, bool),
+    /// How many objects too large for flash were told of, and when the next may be.
+    told: (u64, Nanos),
 }
 
 /// Where the shards stand on the way to another limit on the memory.
@@ -109,6 +117,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
                 log: RecordedLog::new(log),
                 segment_bytes,
                 looked: (0, false),
+                told: (0, Nanos::ZERO),
             }
         });
         let divided = node.memory_limit();
@@ -449,7 +458,16 @@ where
             (0..self.node.shards()).for_each(|shard| tell(now, self.node, shard, self.fx));
         }
     }
-    fn hand_on(&mut self) {
+    fn hand_on(&mut self, now: Now) {
+        if let Some(flash) = &mut self.flash
+            && now.mono >= flash.told.1
+        {
+            let all = self.node.too_large();
+            if all.objects > flash.told.0 {
+                flash.told = (all.objects, now.mono + TOO_LARGE_EVERY);
+                self.fx.too_large(all);
+            }
+        }
         if self.node.recording.load(std::sync::atomic::Ordering::Relaxed) {
             self.node.flush_chunk();
             if let Some(flash) = &mut self.flash {

@@ -31,6 +31,7 @@ use crate::kv::record::{
 };
 use crate::kv::saved::Saved;
 use crate::kv::shard::KvShard;
+use crate::kv::too_large::TooLarge;
 
 const SHARD: Rank = Rank::new(1, "a shard");
 const APPLICATIONS: Rank = Rank::new(2, "the names of applications");
@@ -495,6 +496,18 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             lost.push(shard.index_short());
         }
         IndexFull::of(capacity, objects, lost.into_iter())
+    }
+
+    /// The largest object that can be stored: bytes of key, value and header.
+    pub fn largest_object(&self) -> u32 {
+        self.lock(0).config().max_object
+    }
+
+    /// Objects that flash cannot hold for their size, and the longest record that it takes.
+    pub fn too_large(&self) -> TooLarge {
+        let mut all = TooLarge::default();
+        (0..self.shards()).for_each(|i| all.add(self.lock(i).too_large()));
+        all
     }
 
     /// Checks every shard. For tests.

@@ -241,8 +241,9 @@ fn slots_of(objects: u64, object: u64) -> u64 {
 }
 
 impl Flashed {
-    /// Buckets of each of `n` shards' indexes. Room beyond that for objects of the mean size takes no more than a quarter of the memory. Where
-    /// it costs next to nothing there is room for many more: what is read is smaller than the mean of all objects where sizes differ much.
+    /// Buckets of each of `n` shards' indexes at first. Room beyond that for objects of the mean size takes no more than a quarter of the memory.
+    /// Where it costs next to nothing there is room for many more: what is read is smaller than the mean of all objects where sizes differ much.
+    /// What is said of their size is a guess, and the index grows where they are smaller: it never has more than half of the memory for it.
     fn buckets(&self, memory: u64, n: u64, kept: Option<u32>) -> u32 {
         match kept {
             _ if self.capacity == 0 => 1,
@@ -251,7 +252,8 @@ impl Flashed {
                 let in_part = |part: u64| memory / part / INDEX_BYTES_PER_OBJECT;
                 let wanted = self.indexed.min(in_part(4)).max(self.slots);
                 let cheap = self.slots.saturating_mul(MOST_CHEAP).min(in_part(CHEAP_PART));
-                FlashIndex::buckets_for((wanted.max(cheap) / n).max(64))
+                let most = in_part(2).max(cheap);
+                FlashIndex::buckets_for((wanted.max(cheap).min(most) / n).max(64))
             }
         }
     }

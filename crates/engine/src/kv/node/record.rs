@@ -128,10 +128,10 @@ impl<A: Around> Around for Noting<'_, A> {
         // Who wants to know of evictions decides nothing.
         self.inner.made_room(now);
     }
-    fn hand_on(&mut self) {
+    fn hand_on(&mut self, now: Now) {
         self.heard.note(HAND_ON, &[]);
         self.handed_on = true;
-        self.inner.hand_on();
+        self.inner.hand_on(now);
     }
     fn follow_limit(&mut self, now: Now) -> bool {
         self.ask(FOLLOW_LIMIT, &[], |a| a.follow_limit(now), u64::from)
@@ -321,7 +321,7 @@ impl Around for Told<'_> {
         self.next() != 0
     }
     fn made_room(&mut self, _: Now) {}
-    fn hand_on(&mut self) {}
+    fn hand_on(&mut self, _: Now) {}
     fn follow_limit(&mut self, _: Now) -> bool {
         self.next() != 0
     }

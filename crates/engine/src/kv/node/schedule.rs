@@ -55,8 +55,9 @@ pub(super) trait Around: Trained {
     fn free_room(&mut self, now: Now, shard: usize) -> bool;
     /// Room was made: what was evicted is told to whoever wants to know.
     fn made_room(&mut self, now: Now);
-    /// What is on the tapes is handed on, so that a quiet shard's last requests are in the file too.
-    fn hand_on(&mut self);
+    /// Once a second: what is on the tapes is handed on, so that a quiet shard's last requests are in the file too, and what flash
+    /// could not take is told.
+    fn hand_on(&mut self, now: Now);
     /// One step towards the limit on the memory; whether there are more.
     fn follow_limit(&mut self, now: Now) -> bool;
     /// Fit a model of these samples, with this seed.
@@ -139,7 +140,7 @@ impl Schedule {
         }
         self.busy = if self.wanted { self.busy.saturating_add(1) } else { 0 };
         if now.mono >= self.next {
-            around.hand_on();
+            around.hand_on(now);
         }
         again |= around.follow_limit(now);
         // What is wanted at once goes first.

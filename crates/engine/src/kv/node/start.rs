@@ -42,7 +42,7 @@ pub use runs::{NO_BIRTHS, NoteFile, RunNote, TakeIo, Taken, UsedFlash, take_dire
 pub use superblocks::{Heads, Superblocks};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
-const LAYOUT: u64 = 4;
+const LAYOUT: u64 = 5;
 const OWNER: usize = 4;
 const ANNOUNCED: usize = 5;
 /// Where in the memory the latest time is.

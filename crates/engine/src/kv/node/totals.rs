@@ -14,6 +14,7 @@ use crate::kv::index_room::IndexFull;
 use crate::kv::index_size::IndexSteps;
 use crate::kv::log::LogStats;
 use crate::kv::stats::{AppStats, ShardStats};
+use crate::kv::too_large::TooLarge;
 
 /// What a node holds and has done.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +47,8 @@ pub struct Totals {
     pub rejected: Vec<(&'static str, u64)>,
     /// The flash index is too small for the objects that come to flash.
     pub index_full: Option<IndexFull>,
+    /// Objects that flash cannot hold for their size, and the longest record that it takes.
+    pub too_large: TooLarge,
     /// Bytes of memory by component.
     pub memory: Vec<(&'static str, u64)>,
     /// Counters by application, [`AppId::COUNT`] of them.
@@ -129,6 +132,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         let mut all = Totals {
             apps: vec![AppStats::default(); AppId::COUNT],
             index_full: self.index_full(),
+            too_large: self.too_large(),
             rejected: Reason::ALL.iter().map(|reason| (reason.as_str(), 0)).collect(),
             ..Totals::default()
         };

@@ -200,6 +200,10 @@ struct WatchedIo<'i, I> {
 impl<I: SegmentIo> SegmentIo for WatchedIo<'_, I> {
     type Buffer = I::Buffer;
 
+    fn begins_at(&mut self, first: u32) {
+        self.inner.begins_at(first);
+    }
+
     fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
         let result = self.inner.write(segment, bytes);
         let io = if result.is_ok() { Io::Ok } else { Io::Failed };

@@ -145,7 +145,7 @@ impl AppsSetup {
 
 /// The version that is written and read: another one's streams are others, and so is what the engine decides. Those that did not say
 /// are of version 1.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 fn version_that_was_not_said() -> u32 {
     1
@@ -427,6 +427,7 @@ impl RunSetup {
     pub fn log_config(&self) -> Option<LogConfig> {
         self.log.as_ref().map(|log| LogConfig {
             flash: self.flash(),
+            largest: u64::from(self.shard.max_object).min(self.flash().longest_record()),
             hot_percent: log.hot_percent,
             reinsert_percent: log.reinsert_percent,
             retry_after: Nanos(log.retry_after),

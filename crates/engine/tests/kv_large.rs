@@ -1,0 +1,365 @@
+//! Objects larger than a segment, and as large: they reach flash, are found there whole, and cost little room.
+
+use std::ops::DerefMut;
+
+use larder_base::lock::Single;
+use larder_base::{AppId, Expiry, Nanos, Now, Rng, UnixSecs};
+use larder_engine::index::FlashIndex;
+use larder_engine::kv::api::{
+    Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+};
+use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
+use larder_engine::kv::record::{
+    AppsSetup, LogSetup, RecordedShard, RunSetup, ShardSeed, ShardSetup,
+};
+use larder_engine::kv::{IoFailed, LogStats, SegmentIo, TooLarge};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
+use larder_policy::learn::TrainingSet;
+
+const SEGMENTS: u16 = 256;
+const SEGMENT: usize = 256 << 10;
+const MIB: usize = 1 << 20;
+
+/// Flash in memory. Fails every `fails`-th write, if that is not 0.
+struct Disk {
+    bytes: Vec<u8>,
+    writes: u64,
+    fails: u64,
+}
+
+impl Disk {
+    fn at(segment: u16) -> usize {
+        (usize::from(segment) - 1) * SEGMENT
+    }
+}
+
+impl SegmentIo for Disk {
+    type Buffer = Vec<u8>;
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.writes += 1;
+        if self.fails > 0 && self.writes.is_multiple_of(self.fails) {
+            return Err(IoFailed);
+        }
+        self.bytes[Disk::at(segment)..][..SEGMENT].copy_from_slice(bytes);
+        Ok(())
+    }
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        bytes.copy_from_slice(&self.bytes[Disk::at(segment)..][..SEGMENT]);
+        Ok(())
+    }
+}
+
+impl StateIo for Disk {
+    fn keep_names(&mut self, _: &[Vec<u8>]) -> bool {
+        true
+    }
+    fn keep_budget(&mut self, _: BudgetState) -> bool {
+        true
+    }
+}
+
+/// What was told of objects that are too large for flash.
+#[derive(Default)]
+struct Told(Vec<TooLarge>);
+
+impl MaintenanceEffects for Told {
+    fn train(&mut self, _: TrainingSet, _: u64) {}
+    fn too_large(&mut self, all: TooLarge) {
+        self.0.push(all);
+    }
+}
+
+/// The answer to a request: whether something was stored or found, and what.
+#[derive(Default)]
+struct Said {
+    found: Option<Vec<u8>>,
+    stored: bool,
+}
+
+impl Effects for Said {
+    fn reply(&mut self, reply: Reply<'_>) {
+        match reply {
+            Reply::Item(item) => self.found = Some(item.value.to_vec()),
+            Reply::Stored { .. } => self.stored = true,
+            _ => {}
+        }
+    }
+    fn verify(&mut self, _: FlashRead) {}
+    fn wake_cleaner(&mut self) {}
+}
+
+struct Cache {
+    node: Node<Single>,
+    maintenance: Maintenance<Vec<u8>>,
+    disk: Disk,
+    told: Told,
+    seconds: u64,
+}
+
+impl Cache {
+    /// 16 MiB of memory before 64 MiB of flash.
+    fn new(fails: u64) -> Cache {
+        let setup = RunSetup {
+            kv: RunSetup::VERSION,
+            larder: String::new(),
+            uuid: String::new(),
+            hash_key: [3; 16],
+            salt: 1,
+            segments: SEGMENTS,
+            segment_bytes: SEGMENT as u32,
+            shard: ShardSetup {
+                arena_bytes: 16 << 20,
+                max_object: 12 << 20,
+                no_eviction: false,
+                clock_increment: false,
+                clock_max: 3,
+                free_low: 2 << 20,
+                free_high: 3 << 20,
+                flash_min_record: 0,
+                access_times: 16,
+                buckets: FlashIndex::buckets_for(80_000),
+                index_most: 0,
+                admission_memory: 64 << 10,
+                objects: 32_000,
+                share_bits: 1f64.to_bits(),
+                budget_rate_bits: None,
+            },
+            shards: vec![ShardSeed { cas_base: 0, seed: 1 }],
+            admission: AdmissionConfig::from_name("all").unwrap(),
+            applications: AppsSetup::default(),
+            log: Some(LogSetup {
+                hot_percent: 70,
+                reinsert_percent: 0,
+                retry_after: Nanos::from_secs(1).0,
+                generation_floor: 0,
+                budget: WriteBudgetConfig::default(),
+                budget_state: None,
+                budget_at: 0,
+            }),
+        };
+        let node = Node::new(&setup, None, [setup.build_shard(0).unwrap()]).unwrap();
+        let maintenance = Maintenance::new(&node, setup.build_log().unwrap(), 1, 0);
+        let disk = Disk { bytes: vec![0; usize::from(SEGMENTS) * SEGMENT], writes: 0, fails };
+        Cache { node, maintenance, disk, told: Told::default(), seconds: 1 }
+    }
+
+    fn now(&self) -> Now {
+        Now { mono: Nanos::from_secs(self.seconds), wall: UnixSecs(1_000_000) }
+    }
+
+    fn shard(&self) -> impl DerefMut<Target = RecordedShard> + '_ {
+        self.node.lock(0)
+    }
+
+    fn log(&self) -> LogStats {
+        *self.maintenance.log().unwrap().stats()
+    }
+
+    fn clean(&mut self) {
+        self.seconds += 1;
+        let now = self.now();
+        let Cache { node, maintenance, disk, told, .. } = self;
+        while maintenance.turn(now, node, disk, told) == Turn::Again {}
+    }
+
+    fn ask(&mut self, key: u64, op: Op<'_>) -> Said {
+        let key = key.to_le_bytes();
+        let request = Request { key: &key, hash: self.node.hash(&key), app: AppId::DEFAULT, op };
+        let mut said = Said::default();
+        let mut read: Option<FlashRead> = None;
+        loop {
+            let bytes = read.map(|read| {
+                let at = Disk::at(read.at.segment) + read.at.offset as usize;
+                &self.disk.bytes[at..at + read.at.len as usize]
+            });
+            let fetched = read.as_ref().map(|read| Fetched { read, bytes });
+            match self.node.execute(self.now(), &request, fetched, &mut said) {
+                Outcome::Done => return said,
+                Outcome::Read(next) => read = Some(next),
+            }
+        }
+    }
+
+    fn set(&mut self, key: u64, len: usize) {
+        let value = value_of(key, len);
+        let store = Store {
+            mode: StoreMode::Set,
+            value: &value,
+            flags: 0,
+            expiry: Expiry::NEVER,
+            compare_cas: None,
+            new_cas: None,
+            invalidate: false,
+            vivify: None,
+        };
+        assert!(self.ask(key, Op::Store(store)).stored, "{len} bytes");
+        self.clean();
+    }
+
+    /// How many of these are there, each as it was set.
+    fn answer(&mut self, sizes: &[usize]) -> usize {
+        let mut found = 0;
+        for (key, &len) in sizes.iter().enumerate() {
+            let got = self.ask(key as u64, Op::Get(Get::default())).found;
+            assert!(got.as_ref().is_none_or(|got| *got == value_of(key as u64, len)), "key {key}");
+            found += usize::from(got.is_some());
+        }
+        found
+    }
+}
+
+fn value_of(key: u64, len: usize) -> Vec<u8> {
+    let mut value = vec![key as u8; len];
+    let edge = len.min(64);
+    Rng::new(key).fill(&mut value[..edge]);
+    Rng::new(!key).fill(&mut value[len - edge..]);
+    value
+}
+
+/// Sizes whose bytes are spread evenly over the powers of two between the ends.
+fn mix(rng: &mut Rng, total: usize, from: f64, to: f64) -> Vec<usize> {
+    let (mut sizes, mut sum) = (Vec::new(), 0);
+    while sum < total {
+        // By bytes: a size is drawn as often as it is small.
+        let size = 1.0 / (1.0 / from + (1.0 / to - 1.0 / from) * rng.unit());
+        sizes.push(size as usize);
+        sum += size as usize;
+    }
+    sizes
+}
+
+/// The shapes of a cache of large objects, at a sixteenth: 256 MiB of memory before 1 GiB of flash, and 500 MiB in values of 2, 4 and
+/// 60 MiB, and of 100 bytes to 8 MiB.
+#[test]
+fn half_the_flash_in_large_objects_answers() {
+    let half = 500 * MIB / 16;
+    let of = |size: usize| vec![size; half / size];
+    let mut rng = Rng::new(4);
+    let mixed = mix(&mut rng, half, 100.0, 512.0 * 1024.0);
+    for sizes in [of(2 * MIB / 16), of(4 * MIB / 16), vec![60 * MIB / 16; 8], mixed] {
+        let mut cache = Cache::new(0);
+        for (key, &len) in sizes.iter().enumerate() {
+            cache.set(key as u64, len);
+        }
+        let found = cache.answer(&sizes);
+        let share = found as f64 / sizes.len() as f64;
+        assert!(share >= 0.98, "{found} of {} of {} bytes and so on", sizes.len(), sizes[0]);
+        assert!(cache.log().segments_written > 50 && cache.told.0.is_empty());
+        cache.shard().validate().unwrap();
+    }
+}
+
+/// What is written is records: at most 3 % is lost between them, whatever their size.
+#[test]
+fn little_of_flash_is_lost_between_records() {
+    let mut rng = Rng::new(5);
+    for (from, to) in [
+        (3e3, 3e3),
+        (20e3, 20e3),
+        (130e3, 130e3),
+        (200e3, 200e3),
+        (260e3, 300e3),
+        (900e3, 1.1e6),
+        (100.0, 512e3),
+    ] {
+        let mut cache = Cache::new(0);
+        // Nearly three times round.
+        for (key, len) in mix(&mut rng, 180 * MIB, from, to).into_iter().enumerate() {
+            cache.set(key as u64, len);
+        }
+        let log = cache.log();
+        let lost = 1.0 - log.record_bytes_written as f64 / log.bytes_written as f64;
+        assert!(lost <= 0.03, "{from} to {to}: {lost:.3} is lost");
+        assert!(log.segments_reclaimed > 200, "{log:?}");
+        cache.shard().validate().unwrap();
+    }
+}
+
+/// Objects as long as their key is there: rounds over flash, overwrites of what is on its way, writes that fail in the middle of an object.
+#[test]
+fn what_is_found_is_what_was_set_last() {
+    for fails in [0, 7] {
+        let mut rng = Rng::new(6 + fails);
+        let mut cache = Cache::new(fails);
+        let mut sizes = vec![0usize; 60];
+        let mut found = 0;
+        for round in 0..700 {
+            let key = rng.below(sizes.len() as u64) as usize;
+            // Another size is another value.
+            let len = 1 + match rng.below(4) {
+                0 => rng.below(2_000),
+                1 => rng.below(100_000),
+                2 => rng.below(700_000),
+                _ => rng.below(5 << 20),
+            } as usize;
+            sizes[key] = len;
+            let value = value_of(key as u64, len);
+            let store = Store {
+                mode: StoreMode::Set,
+                value: &value,
+                flags: 0,
+                expiry: Expiry::NEVER,
+                compare_cas: None,
+                new_cas: None,
+                invalidate: false,
+                vivify: None,
+            };
+            assert!(cache.ask(key as u64, Op::Store(store)).stored);
+            cache.seconds += u64::from(round % 8 == 0);
+            // Maintenance stops anywhere.
+            for _ in 0..rng.below(40) {
+                let now = cache.now();
+                let Cache { node, maintenance, disk, told, .. } = &mut cache;
+                if maintenance.turn(now, node, disk, told) != Turn::Again {
+                    break;
+                }
+            }
+            if round % 10 == 0 {
+                found += cache.answer(&sizes);
+                cache.shard().validate().unwrap();
+            }
+        }
+        let log = cache.log();
+        assert!(found > 1_500 && log.segments_reclaimed > 200, "{found} {log:?}");
+        assert_eq!(log.write_errors > 0, fails > 0);
+        assert_eq!(cache.shard().stats().flash_corrupt, 0);
+    }
+}
+
+/// A stop writes what has been begun to its end.
+#[test]
+fn a_stop_finishes_what_goes_on() {
+    let mut cache = Cache::new(0);
+    let mut sizes = Vec::new();
+    // Some object lies in several segments, and the last of those is not written yet.
+    for key in 0..9 {
+        sizes.push(MIB + 1000 * key);
+        cache.set(key as u64, sizes[key]);
+    }
+    let now = cache.now();
+    let Cache { node, maintenance, disk, .. } = &mut cache;
+    maintenance.drain(now, node, disk);
+    assert_eq!(cache.shard().staged_bytes(), 0);
+    cache.shard().validate().unwrap();
+    assert_eq!(cache.answer(&sizes), 9);
+}
+
+/// An object that this flash cannot hold is counted by reason, and told of, once a minute at most.
+#[test]
+fn what_flash_cannot_hold_is_told() {
+    let mut cache = Cache::new(0);
+    for key in 0..20 {
+        cache.set(key, 9 * MIB);
+    }
+    // An eighth of 64 MiB.
+    let [told] = &cache.told.0[..] else { panic!("{:?}", cache.told.0) };
+    assert_eq!((told.limit, told.longest > 9 << 20), (8 << 20, true));
+    cache.seconds += 60;
+    cache.clean();
+    let [first, then] = &cache.told.0[..] else { panic!("{:?}", cache.told.0) };
+    assert!(then.objects > first.objects && then.objects >= 15, "{then:?}");
+    assert_eq!(cache.node.too_large(), *then);
+    let rejected = cache.node.totals(cache.now().mono).rejected;
+    assert!(rejected.contains(&("size", then.objects)), "{rejected:?}");
+}
