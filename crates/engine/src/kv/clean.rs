@@ -179,11 +179,12 @@ impl<M: ObjectMemory> KvShard<M> {
         if self.stats.evictions_direct == self.direct_before {
             self.extra_room -= self.extra_room.div_ceil(16);
         }
+        self.ahead.settle();
         self.direct_before = self.stats.evictions_direct;
     }
 
     fn wants_room(&self) -> bool {
-        self.soon_free() < self.config.free_high + self.extra_room || self.is_starved()
+        self.soon_free() < self.config.free_high + self.room_ahead() || self.is_starved()
     }
 
     /// At most half of the DRAM is staged: the rest can make room for a write at any time. More only happens where DRAM

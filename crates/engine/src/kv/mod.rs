@@ -1,6 +1,7 @@
 //! The key-value engine: shards over DRAM and flash, and the log that moves objects between them.
 
 mod access_times;
+mod ahead;
 pub mod api;
 mod clean;
 mod config;

@@ -7,6 +7,7 @@ use larder_format::{Filling, RecordMeta, record_len};
 use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure, Pool};
 
 use super::access_times::AccessTimes;
+use super::ahead::Ahead;
 use super::api::{Effects, Item, Location, Request, Tier};
 use super::config::{ClockMode, ShardConfig};
 use super::index_room::IndexRoom;
@@ -150,6 +151,8 @@ pub struct KvShard<M = Arena> {
     /// Free room wanted beyond the marks, bytes: it grows when a write finds free bytes but none in one piece, and
     /// shrinks when writes find their place.
     pub(super) extra_room: usize,
+    /// The same for large writes.
+    pub(super) ahead: Ahead,
     /// Evictions on the request path when the cleaner was last satisfied.
     pub(super) direct_before: u64,
     #[cfg(feature = "planted")]
@@ -271,6 +274,7 @@ impl<M: ObjectMemory> KvShard<M> {
             flush_at: 0,
             cleaner_woken: false,
             extra_room: 0,
+            ahead: Ahead::default(),
             direct_before: 0,
             #[cfg(feature = "planted")]
             fault: None,
@@ -436,7 +440,12 @@ impl<M: ObjectMemory> KvShard<M> {
 
     /// Whether free room has fallen below the mark at which the cleaner should run.
     pub fn is_short(&self) -> bool {
-        self.soon_free() < self.config.free_low + self.extra_room || self.is_starved()
+        self.soon_free() < self.config.free_low + self.room_ahead() || self.is_starved()
+    }
+
+    /// Free room wanted beyond the marks, bytes.
+    pub(super) fn room_ahead(&self) -> usize {
+        self.extra_room.max(self.ahead.bytes())
     }
 
     /// Bytes that are free, or staged for segments that are about to be written: not all of a large object is, since it stays until
@@ -699,6 +708,9 @@ impl<M: ObjectMemory> KvShard<M> {
         let value_len = new.value[0].len() + new.value[1].len();
         let bytes = self.arena.object_bytes(new.key.len(), value_len, new.flags, new.cas);
         let block = self.make_room(now, bytes)?;
+        if self.config.flash.segments > 0 {
+            self.ahead.wrote(self.arena.block_bytes(block), self.arena.capacity());
+        }
         let h = ObjectHeader {
             cas: new.cas,
             expiry: new.expiry,
@@ -733,6 +745,9 @@ impl<M: ObjectMemory> KvShard<M> {
         // Mixed sizes leave free bytes in pieces: more of them must be kept free, ahead of writes.
         let capacity = self.arena.capacity();
         self.extra_room = (self.extra_room + capacity / 256).min(capacity / 8);
+        if has_flash {
+            self.ahead.missed(footprint(bytes), capacity);
+        }
         // Where enough is free, but in pieces, nothing need go.
         let mut may_move = 4 * footprint(bytes);
         if self.arena.free_bytes() >= 2 * footprint(bytes)

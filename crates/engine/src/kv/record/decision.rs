@@ -184,6 +184,7 @@ fn state_of<M: ObjectMemory>(s: &KvShard<M>, seed: u64) -> u64 {
         s.index.hot(),
         s.suspects.len() as u64,
         s.extra_room as u64,
+        s.ahead.bytes() as u64,
     ] {
         h = mix(h, x);
     }
