@@ -12,6 +12,7 @@ mod browser;
 mod client;
 mod history;
 mod kill;
+mod large;
 mod load;
 mod lockstep;
 mod memory;

@@ -3,9 +3,11 @@
 //! The marks of free room are a few hundredths of the memory, which is no room for an object of a tenth of it: a write would evict what
 //! has not been judged. So where large objects come, more is kept free, and less again when they are fewer.
 
-/// Objects above this part of the memory have room kept for them from the first one on.
-const AT_ONCE: usize = 16;
-/// Above this part, once one has found none.
+/// Objects above this part of the memory have room kept for two of them from the first one on, up to half of the memory.
+const HUGE: usize = 16;
+/// Above this part for four of them, up to an eighth.
+const LARGE: usize = 128;
+/// Above this part for two more each time that one has found none, up to a quarter.
 const ONCE_MISSED: usize = 1024;
 
 /// See the [module](self).
@@ -24,8 +26,10 @@ impl Ahead {
 
     /// An object that takes `bytes` of a memory of `capacity` bytes was written.
     pub(super) fn wrote(&mut self, bytes: usize, capacity: usize) {
-        if bytes > capacity / AT_ONCE {
+        if bytes > capacity / HUGE {
             self.bytes = self.bytes.max((2 * bytes).min(capacity / 2));
+        } else if bytes > capacity / LARGE {
+            self.bytes = self.bytes.max((4 * bytes).min(capacity / 8));
         }
         self.used |= bytes >= self.bytes / 8;
     }
@@ -33,7 +37,7 @@ impl Ahead {
     /// A write of so many bytes has found no room.
     pub(super) fn missed(&mut self, bytes: usize, capacity: usize) {
         if bytes > capacity / ONCE_MISSED {
-            self.bytes = self.bytes.max((4 * bytes).min(capacity / 3));
+            self.bytes = self.bytes.max((self.bytes + 2 * bytes).min(capacity / 4));
         }
     }
 
@@ -54,17 +58,21 @@ mod tests {
         let (capacity, mib) = (224 << 20, 1 << 20);
         let mut ahead = Ahead::default();
         // Small beside the memory: nothing, until one finds no room.
-        ahead.wrote(2 * mib, capacity);
+        ahead.wrote(mib, capacity);
         assert_eq!(ahead.bytes(), 0);
-        ahead.missed(2 * mib, capacity);
-        assert_eq!(ahead.bytes(), 8 * mib);
+        ahead.missed(mib, capacity);
+        assert_eq!(ahead.bytes(), 2 * mib);
         ahead.missed(1000, capacity);
+        ahead.wrote(2 * mib, capacity);
+        assert_eq!(ahead.bytes(), 8 * mib);
+        ahead.missed(2 * mib, capacity);
+        assert_eq!(ahead.bytes(), 12 * mib);
         // While they come it stays; what is much smaller does not count.
         for _ in 0..100 {
             ahead.wrote(2 * mib, capacity);
             ahead.settle();
         }
-        assert_eq!(ahead.bytes(), 8 * mib);
+        assert_eq!(ahead.bytes(), 12 * mib);
         for _ in 0..100 {
             ahead.wrote(1000, capacity);
             ahead.settle();

@@ -709,7 +709,7 @@ impl<M: ObjectMemory> KvShard<M> {
         let bytes = self.arena.object_bytes(new.key.len(), value_len, new.flags, new.cas);
         let block = self.make_room(now, bytes)?;
         if self.config.flash.segments > 0 {
-            self.ahead.wrote(self.arena.block_bytes(block), self.arena.capacity());
+            self.ahead.wrote(footprint(bytes), self.arena.capacity());
         }
         let h = ObjectHeader {
             cas: new.cas,

@@ -807,13 +807,13 @@ mod tests {
     #[test]
     fn tables_that_are_not_filled_take_little() {
         for (policy, least) in [("flashiness", 4), ("reject_first", 4), ("all", 3)] {
-            let config = sized(policy, |s| (s.dram, s.flash) = (8 << 20, 1 << 30));
+            let config = sized(policy, |s| (s.dram, s.flash) = (8 << 20, 256 << 20));
             let cache = run(&config, &zipf(2000));
             let whole = HybridCache::with_bytes(&config).unwrap();
             assert_eq!(cache.metadata_memory(), whole.metadata_memory());
             let spared: usize = cache.shards().map(|s| s.spared_bytes()).sum();
             // Of so many bytes for each object that flash could hold.
-            let could_hold = (1 << 30) / 300;
+            let could_hold = (256 << 20) / 300;
             assert!(spared > could_hold * least, "{policy}: {spared}");
             assert_eq!(whole.shards().map(|s| s.spared_bytes()).sum::<usize>(), 0);
         }
