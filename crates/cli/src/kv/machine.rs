@@ -17,31 +17,26 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Whether Kubernetes runs this process in a pod.
-pub(crate) fn is_in_pod() -> bool {
-    variable(POD).is_some()
-}
-
 /// Where the environment says to listen. A pod has a network of its own, and an address that only its services and its policies make
 /// known: whoever runs a cache in one means others to reach it.
 fn listen() -> Option<Vec<String>> {
     match variable(LISTEN_VARIABLE) {
         Some(said) => Some(vec![said.to_string_lossy().into_owned()]),
-        None => is_in_pod().then(|| vec!["0.0.0.0".into(), "::".into()]),
+        None => variable(POD).map(|_| vec!["0.0.0.0".into(), "::".into()]),
     }
 }
 
 /// Says who can reach the server. `by_default`: no flag and no file says where to listen.
 pub(crate) fn say_who_reaches(listen: &[ListenAddress], by_default: bool) {
-    let local = |l: &ListenAddress| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str());
-    let by_variable = variable(LISTEN_VARIABLE).is_some();
-    if listen.is_empty() {
-    } else if listen.iter().all(local) {
+    let is_local = |l: &ListenAddress| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str());
+    let local = listen.iter().all(is_local);
+    if local && !listen.is_empty() {
         info!(
             "reachable from this machine alone; -l 0.0.0.0, or {LISTEN_VARIABLE}=0.0.0.0 in the environment, opens it to the \
              network"
         );
-    } else if by_default && !by_variable {
+    }
+    if !local && by_default && variable(LISTEN_VARIABLE).is_none() {
         info!(
             "listening on all addresses, as memcached does, since this is a pod of Kubernetes ({POD} is set); -l 127.0.0.1, \
              or {LISTEN_VARIABLE}=127.0.0.1 in the environment, keeps it to the pod"
