@@ -167,8 +167,19 @@ fn refuse(words: &[OsString], error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
+/// The command line, each value as it is meant. White space around values is no part of them for `larder kv`, whose command lines are
+/// memcached's: charts write a flag and its value into one argument.
+fn command_line(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let words: Vec<_> = words.into_iter().collect();
+    let (command, _) = asked_for(&words);
+    with_values_joined(match command.get_name() {
+        "kv" => larder_settings::without_spaces(&command, words),
+        _ => words,
+    })
+}
+
 fn main() -> ExitCode {
-    let words = with_values_joined(std::env::args_os());
+    let words = command_line(std::env::args_os());
     let parsed = Cli::command().try_get_matches_from(&words);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,

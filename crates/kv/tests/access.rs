@@ -31,10 +31,13 @@ fn resolve(options: &str, settings: &[Said<'_>]) -> Result<Config, String> {
         memory: 1 << 30,
         cpus: 2,
         state_dir: "/nonexistent".into(),
+        state_dir_is_named: true,
+        listen: None,
         free_space: |_| Some(1 << 40),
+        can_hold_files: |_| Ok(()),
     };
     let base = [("flash", "none"), ("threads", "2"), ("http", "off")];
-    let (options, _) = extended_options(&[options.to_owned()]).map_err(|e| e.to_string())?;
+    let options = extended_options(&[options.to_owned()]).map_err(|e| e.to_string())?.settings;
     let options: Vec<_> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
     let given = of_sources(&[&options, settings, &base]).map_err(|e| e.to_string())?;
     Config::resolve(given, &machine).map_err(|e| e.to_string())

@@ -29,7 +29,10 @@ fn machine() -> Machine {
         memory: 1 << 30,
         cpus: 2,
         state_dir: "/nonexistent".into(),
+        state_dir_is_named: true,
+        listen: None,
         free_space: |_| Some(1 << 40),
+        can_hold_files: |_| Ok(()),
     }
 }
 

@@ -21,7 +21,10 @@ fn start(settings: Settings) -> Server<ModelEngine> {
         memory: 1 << 30,
         cpus: 2,
         state_dir: "/nonexistent".into(),
+        state_dir_is_named: true,
+        listen: None,
         free_space: |_| Some(1 << 40),
+        can_hold_files: |_| Ok(()),
     };
     let given = Settings {
         flash: Some("none".into()),

@@ -88,6 +88,20 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// Whether this process can make files in `dir`, or make the directory if it is not there.
+///
+/// # Errors
+/// Why not: what the system says of it, or of its nearest parent that exists.
+pub fn can_hold_files(dir: &Path) -> io::Result<()> {
+    use rustix::fs::Access;
+    let absolute = std::path::absolute(dir)?;
+    let existing = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
+    if !existing.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    Ok(rustix::fs::access(existing, Access::WRITE_OK | Access::EXEC_OK)?)
+}
+
 /// What is free on the file system of `path`, bytes, if a file of `size` bytes there cannot be filled: what it has already is
 /// counted. `None` where there is room enough, for devices, and where the file system does not say.
 pub fn shortfall(path: &Path, size: u64) -> Option<u64> {
@@ -214,6 +228,19 @@ mod tests {
         assert!(free_space(Path::new("/tmp/not/there/yet")).unwrap() > 0);
         let before = open_descriptors().unwrap();
         assert!(before >= 3);
+    }
+
+    #[test]
+    fn where_files_can_be_made_is_known_before_any_is() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(can_hold_files(dir.path()).is_ok());
+        assert!(can_hold_files(&dir.path().join("a/b")).is_ok());
+        assert!(!dir.path().join("a").exists());
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        for not in [file.as_path(), &file.join("below"), Path::new("/proc/self/fdinfo/x")] {
+            assert!(can_hold_files(not).is_err(), "{}", not.display());
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod print;
 mod refusal;
 mod shared;
 mod sources;
+mod spaces;
 #[cfg(test)]
 mod tests;
 
@@ -34,3 +35,4 @@ pub use print::print;
 pub use refusal::refusal;
 pub use shared::{DriveLife, LivePage, Log, Recording, Tls};
 pub use sources::{Said, WithFile, of_file, of_sources};
+pub use spaces::without_spaces;

@@ -1,5 +1,7 @@
 //! The flags of `larder kv`: its settings, which a file may give too, and what only a command line can mean.
 
+use std::path::{Path, PathBuf};
+
 use clap::{ArgAction, Args as ClapArgs};
 use larder_kv::config::{Settings, extended_options};
 use larder_settings::WithFile;
@@ -15,6 +17,8 @@ Examples:
   larder kv -m 4g --flash /dev/nvme1n1 --endurance-tbw 1200
   # DRAM alone, open to the network:
   larder kv -m 1g --flash none -l 0.0.0.0
+  # As a chart of Kubernetes starts memcached (docs/charts.md):
+  larder kv '-m 8192' -o modern,ext_path=/data/file:9G '-I 5m' '-c 16384'
   # Every setting with its description; admission's parameters and
   # applications' shares have no flag:
   larder kv --print-config > larder.toml
@@ -26,6 +30,8 @@ SIZE is a number of bytes, or one with a unit: k, m, g, t (powers of 1024).";
 #[derive(Debug, ClapArgs)]
 #[command(
     disable_version_flag = true,
+    // As with getopt, what is said last holds: a chart's own arguments come after those that it makes.
+    args_override_self = true,
     override_usage = "larder kv [OPTIONS]",
     after_help = EXAMPLES
 )]
@@ -56,6 +62,12 @@ pub(crate) struct Args {
     /// Accepted without effect
     #[arg(short = 'L', long, help_heading = "memcached's options")]
     enable_largepages: bool,
+    /// Accepted without effect: connections go to the worker threads in turn
+    #[arg(short = 'N', long, value_name = "NUM", help_heading = "memcached's options")]
+    napi_ids: Option<u32>,
+    /// Refused. Hidden, since test suites look for the word in the help to learn whether there is SASL.
+    #[arg(short = 'S', long, hide = true)]
+    enable_sasl: bool,
 }
 
 /// What the flags and the file said.
@@ -63,23 +75,44 @@ pub(crate) struct Given {
     pub(crate) settings: Settings,
     /// memcached options that were accepted without effect.
     pub(crate) ignored: Vec<String>,
+    /// The folder of the file that memcached's `ext_path` names as the flash.
+    pub(crate) flash_folder: Option<PathBuf>,
+}
+
+/// The folder of a flash file: of what may become one. A device is in no folder where anything could be kept.
+fn folder_of(flash: &Path) -> Option<PathBuf> {
+    if flash.starts_with("/dev") || flash.metadata().is_ok_and(|found| !found.is_file()) {
+        return None;
+    }
+    let folder = flash.parent()?;
+    Some(if folder.as_os_str().is_empty() { ".".into() } else { folder.to_owned() })
 }
 
 impl Args {
     /// Flags over `-o` over the file.
     pub(crate) fn settings(&self) -> Result<Given, CliError> {
-        let (extended, mut ignored) =
+        if self.enable_sasl {
+            return Err(CliError::Usage(
+                "enable-sasl: SASL is of the binary protocol, which is not spoken; give --auth-file FILE with lines of \
+                 user:password, or --tls-client-ca FILE"
+                    .into(),
+            ));
+        }
+        let extended =
             extended_options(&self.extended).map_err(|e| CliError::Usage(e.to_string()))?;
+        let mut ignored = extended.ignored;
         for (given, name) in [
             (self.slab_growth_factor.is_some(), "slab-growth-factor"),
             (self.slab_min_size.is_some(), "slab-min-size"),
             (self.enable_largepages, "enable-largepages"),
+            (self.napi_ids.is_some(), "napi-ids"),
         ] {
             if given {
                 ignored.push(name.to_owned());
             }
         }
-        let mut between: Vec<_> = extended.iter().map(|(key, v)| (*key, v.as_str())).collect();
+        let options = &extended.settings;
+        let mut between: Vec<_> = options.iter().map(|(key, v)| (*key, v.as_str())).collect();
         // memcached's -D means both.
         if self.list.is_given("prefix-delimiter") {
             between.push(("stats-detail", "true"));
@@ -97,6 +130,10 @@ impl Args {
                     .into(),
             ));
         }
-        Ok(Given { settings, ignored })
+        // Unless a flag names another.
+        let flash = extended.flash.filter(|flash| settings.flash.as_ref() == Some(flash));
+        settings.objects_fit = flash.is_some();
+        let flash_folder = flash.as_deref().and_then(folder_of);
+        Ok(Given { settings, ignored, flash_folder })
     }
 }

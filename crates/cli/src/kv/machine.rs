@@ -1,23 +1,63 @@
 //! What defaults are made from, and the process-wide things that a server sets up before its threads start.
 
+use std::ffi::OsString;
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::path::{Path, PathBuf};
 
-use larder_kv::config::Machine;
+use larder_kv::config::{LISTEN_VARIABLE, ListenAddress, Machine};
 use larder_runtime::machine;
+use tracing::info;
 
 use crate::error::CliError;
 
-/// Reads the machine's facts.
-pub(crate) fn facts() -> Machine {
-    // systemd's StateDirectory= comes first.
-    let given = std::env::var_os("STATE_DIRECTORY").filter(|v| !v.is_empty()).map(PathBuf::from);
+/// Set by Kubernetes in every container of a pod.
+const POD: &str = "KUBERNETES_SERVICE_HOST";
+
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Where the environment says to listen. A pod has a network of its own, and an address that only its services and its policies make
+/// known: whoever runs a cache in one means others to reach it.
+fn listen() -> Option<Vec<String>> {
+    match variable(LISTEN_VARIABLE) {
+        Some(said) => Some(vec![said.to_string_lossy().into_owned()]),
+        None => variable(POD).map(|_| vec!["0.0.0.0".into(), "::".into()]),
+    }
+}
+
+/// Says who can reach the server. `by_default`: no flag and no file says where to listen.
+pub(crate) fn say_who_reaches(listen: &[ListenAddress], by_default: bool) {
+    let is_local = |l: &ListenAddress| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str());
+    let local = listen.iter().all(is_local);
+    if local && !listen.is_empty() {
+        info!(
+            "reachable from this machine alone; -l 0.0.0.0, or {LISTEN_VARIABLE}=0.0.0.0 in the environment, opens it to the \
+             network"
+        );
+    }
+    if !local && by_default && variable(LISTEN_VARIABLE).is_none() {
+        info!(
+            "listening on all addresses, as memcached does, since this is a pod of Kubernetes ({POD} is set); -l 127.0.0.1, \
+             or {LISTEN_VARIABLE}=127.0.0.1 in the environment, keeps it to the pod"
+        );
+    }
+}
+
+/// Reads the machine's facts. State goes to `flash_folder` if there is one: it is where this process may write, and often the
+/// only place.
+pub(crate) fn facts(flash_folder: Option<PathBuf>) -> Machine {
+    // systemd's StateDirectory= comes before the usual place.
+    let given = flash_folder.or_else(|| variable("STATE_DIRECTORY").map(PathBuf::from));
     Machine {
+        state_dir_is_named: given.is_some(),
+        listen: listen(),
         // Where /proc does not say, a small machine is assumed.
         memory: machine::usable_memory().unwrap_or(1 << 30),
         cpus: machine::processors(),
         state_dir: given.unwrap_or_else(machine::default_data_dir),
         free_space: |dir| machine::free_space(dir).ok(),
+        can_hold_files: machine::can_hold_files,
     }
 }
 
@@ -84,6 +124,15 @@ pub(crate) fn make_data_dir(dir: &Path, owner: Option<(&str, u32, u32)>) -> Resu
         })
 }
 
+/// The numbers of user and group that `/etc/passwd` has of a user, by name or number.
+fn user_in(table: &str, name: &str) -> Option<(u32, u32)> {
+    table.lines().find_map(|line| {
+        let mut f = line.split(':');
+        let (entry, _, uid, gid) = (f.next()?, f.next()?, f.next()?, f.next()?);
+        (entry == name || uid == name).then_some((uid.parse().ok()?, gid.parse().ok()?))
+    })
+}
+
 /// `-u`: only root can become someone else. Must run before any thread starts, since each thread has its own identity. A data
 /// directory that is not there is made first and given to the user, who could not make it where only root may.
 pub(crate) fn become_user(name: &str, data_dir: Option<&Path>) -> Result<(), CliError> {
@@ -93,19 +142,21 @@ pub(crate) fn become_user(name: &str, data_dir: Option<&Path>) -> Result<(), Cli
         return Ok(());
     }
     let bad = |reason: String| CliError::Usage(format!("user '{name}': {reason}"));
-    let table =
-        std::fs::read_to_string("/etc/passwd").map_err(|e| bad(format!("/etc/passwd: {e}")))?;
-    let (uid, gid) = table
-        .lines()
-        .find_map(|line| {
-            let mut f = line.split(':');
-            let (entry, _, uid, gid) = (f.next()?, f.next()?, f.next()?, f.next()?);
-            (entry == name || uid == name)
-                .then_some((uid.parse::<u32>().ok()?, gid.parse::<u32>().ok()?))
-        })
-        .ok_or_else(|| {
-            bad("is not in /etc/passwd: give the name of a user of this machine".into())
-        })?;
+    let table = std::fs::read_to_string("/etc/passwd");
+    let (uid, gid) = match (user_in(table.as_deref().unwrap_or_default(), name), name.parse()) {
+        (Some(found), _) => found,
+        // Images have users that are only numbers.
+        (None, Ok(number)) => (number, number),
+        (None, Err(_)) => {
+            return Err(bad(match table {
+                Err(e) => format!("/etc/passwd: {e}: give the user's number"),
+                Ok(_) => {
+                    "is not in /etc/passwd: give the name or the number of a user of this machine"
+                        .into()
+                }
+            }));
+        }
+    };
     if uid == 0 {
         return Ok(());
     }

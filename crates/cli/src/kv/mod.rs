@@ -48,7 +48,9 @@ enum Asked {
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let given = args.settings()?;
     let child = std::env::var_os(DAEMON).is_some();
-    let config = Config::resolve(given.settings, &machine::facts())
+    let listens_by_default = given.settings.listen.is_none();
+    let objects_fit = given.settings.objects_fit && given.settings.flash_object_size.is_none();
+    let config = Config::resolve(given.settings, &machine::facts(given.flash_folder))
         .map_err(|e| CliError::Usage(e.to_string()))?;
     if args.list.is_printing() {
         larder_runtime::machine::end_on_broken_pipe();
@@ -61,6 +63,22 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let set_level = start_log(&settings.log, child)?;
     for name in &given.ignored {
         info!("{name}: accepted for compatibility, without effect");
+    }
+    machine::say_who_reaches(&config.listen, listens_by_default);
+    if let Some(why) = &config.why_no_flash {
+        warn!(
+            "no flash, DRAM alone: {why}; name one that can be written with --data-dir, or the flash with -o ext_path=FILE:SIZE"
+        );
+    }
+    if let Some(flash) =
+        config.flash.as_ref().filter(|f| objects_fit && f.object_size > defaults::OBJECT_SIZE)
+    {
+        info!(
+            "the flash index has room for objects of {} on average, so that it fits {} of DRAM: where they are smaller it grows, and \
+             where it cannot the log says so; --flash-object-size states their size",
+            ByteSize(flash.object_size.into()),
+            ByteSize(config.memory)
+        );
     }
     machine::raise_descriptor_limit(config.max_connections)?;
     if settings.enable_coredumps {
@@ -364,16 +382,11 @@ fn describe(config: &Config) {
         config.threads,
         config.max_connections
     );
-    let local =
-        config.listen.iter().all(|l| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str()));
     if config.listen.is_empty() && config.unix.is_none() && config.udp.is_empty() {
         warn!("nothing is listened on: give a port (-p), an address (-l) or a Unix socket (-s)");
     }
     if config.binary_only {
         warn!("the binary protocol is not spoken: with -B binary every client is told so and left");
-    }
-    if local && !config.listen.is_empty() {
-        info!("reachable from this machine alone; -l 0.0.0.0 opens it to the network");
     }
 }
 

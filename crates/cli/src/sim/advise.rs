@@ -635,7 +635,10 @@ mod tests {
             memory: 16 << 30,
             cpus: 4,
             state_dir: "/nowhere".into(),
+            state_dir_is_named: true,
+            listen: None,
             free_space: |_| Some(100 << 30),
+            can_hold_files: |_| Ok(()),
         };
         Config::resolve(settings, &machine).unwrap_or_else(|e| panic!("{e}\n{text}"))
     }

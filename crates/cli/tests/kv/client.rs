@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 pub(crate) struct Client {
-    out: UnixStream,
-    input: BufReader<UnixStream>,
+    out: Box<dyn Write + Send>,
+    input: BufReader<Box<dyn Read + Send>>,
 }
 
 /// A hit: the value, and the CAS where it was asked for.
@@ -23,8 +24,16 @@ fn wrong(what: &str) -> io::Error {
 impl Client {
     pub(crate) fn new(out: UnixStream) -> Client {
         out.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let input = BufReader::with_capacity(64 << 10, out.try_clone().unwrap());
-        Client { out, input }
+        Client::of(Box::new(out.try_clone().unwrap()), Box::new(out))
+    }
+
+    pub(crate) fn over(tcp: TcpStream) -> Client {
+        tcp.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        Client::of(Box::new(tcp.try_clone().unwrap()), Box::new(tcp))
+    }
+
+    fn of(out: Box<dyn Write + Send>, input: Box<dyn Read + Send>) -> Client {
+        Client { out, input: BufReader::with_capacity(64 << 10, input) }
     }
 
     pub(crate) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -9,6 +9,7 @@
 
 #[path = "../browser/mod.rs"]
 mod browser;
+mod charts;
 mod client;
 mod history;
 mod kill;

@@ -81,7 +81,10 @@ impl Site {
     /// The same with another data directory, another flash, or the flash `none`.
     pub(crate) fn command_on(&self, data_dir: &Path, flash: &Path, more: &[&str]) -> Command {
         let mut c = Command::new(env!("CARGO_BIN_EXE_larder"));
-        c.env_remove("RUST_LOG").env_remove("STATE_DIRECTORY");
+        for variable in ["RUST_LOG", "STATE_DIRECTORY", "LARDER_LISTEN", "KUBERNETES_SERVICE_HOST"]
+        {
+            c.env_remove(variable);
+        }
         c.args(["kv", "--http", "off", "-s"]).arg(self.socket());
         c.arg("--data-dir").arg(data_dir).arg("--flash").arg(flash);
         c.args(more);

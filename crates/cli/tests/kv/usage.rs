@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 fn larder() -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_larder"));
-    c.env_remove("RUST_LOG").env_remove("STATE_DIRECTORY");
+    for variable in ["RUST_LOG", "STATE_DIRECTORY", "LARDER_LISTEN", "KUBERNETES_SERVICE_HOST"] {
+        c.env_remove(variable);
+    }
     c
 }
 

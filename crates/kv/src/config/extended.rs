@@ -1,6 +1,8 @@
 //! memcached's `-o` options: those that mean something here become [`Settings`](super::Settings), those that tune memcached's own
 //! machinery are accepted with a note, and unknown ones are refused as memcached refuses them.
 
+use std::path::PathBuf;
+
 use larder_base::ByteSize;
 
 use super::ConfigError;
@@ -54,20 +56,28 @@ const ACCEPTED: &[&str] = &[
     "warm_max_factor",
 ];
 
-/// What `-o` sets: names of settings, and their values as they would be typed.
-pub type Options = Vec<(&'static str, String)>;
+/// What `-o` says.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// What it sets: names of settings, and their values as they would be typed.
+    pub settings: Vec<(&'static str, String)>,
+    /// Names of options that were accepted without effect.
+    pub ignored: Vec<String>,
+    /// The file or device of `ext_path`.
+    pub flash: Option<PathBuf>,
+}
 
-/// Takes the arguments of `-o`. Returns what they set, by the names of settings, and the names of those that were accepted
-/// without effect.
+/// Takes the arguments of `-o`.
 ///
 /// # Errors
 /// [`ConfigError::Option`] for an unknown option or a value that cannot be meant.
-pub fn extended_options(arguments: &[String]) -> Result<(Options, Vec<String>), ConfigError> {
-    let mut settings = Options::new();
-    let mut ignored = Vec::new();
-    for option in arguments.iter().flat_map(|a| a.split(',')).filter(|o| !o.is_empty()) {
+pub fn extended_options(arguments: &[String]) -> Result<Options, ConfigError> {
+    let Options { mut settings, mut ignored, mut flash } = Options::default();
+    // White space is no part of an option: a chart may join options with ", ".
+    let options = arguments.iter().flat_map(|a| a.split(',')).map(str::trim);
+    for option in options.filter(|o| !o.is_empty()) {
         let (name, value) = match option.split_once('=') {
-            Some((n, v)) => (n, Some(v)),
+            Some((n, v)) => (n.trim_end(), Some(v.trim_start())),
             None => (option, None),
         };
         let bad = |reason: &str| ConfigError::Option {
@@ -127,6 +137,11 @@ pub fn extended_options(arguments: &[String]) -> Result<(Options, Vec<String>), 
                     ));
                 }
             },
+            "proxy_config" | "proxy_arg" | "proxy_uring" | "proxy_memprofile" => {
+                return Err(bad(
+                    "the built-in proxy is not here: run memcached as the proxy in front",
+                ));
+            }
             "drop_privileges" => {
                 return Err(bad(
                     "there is no filter of system calls: run as another user (-u), or under systemd's SystemCallFilter=",
@@ -134,6 +149,11 @@ pub fn extended_options(arguments: &[String]) -> Result<(Options, Vec<String>), 
             }
             "ext_path" => {
                 let text = need()?;
+                if flash.is_some() {
+                    return Err(bad(
+                        "is a second path, and one is used: join drives by RAID or LVM, and name that",
+                    ));
+                }
                 let (path, size) = text
                     .rsplit_once(':')
                     .ok_or_else(|| bad("needs PATH:SIZE, as in ext_path=/mnt/flash/file:64g"))?;
@@ -146,6 +166,9 @@ pub fn extended_options(arguments: &[String]) -> Result<(Options, Vec<String>), 
                 if size.0 == 0 {
                     return Err(bad("needs a size above zero"));
                 }
+                // For --flash this word is none at all.
+                let path = if path == "none" { "./none" } else { path };
+                flash = Some(PathBuf::from(path));
                 set("flash", path);
                 set("flash-size", &size.0.to_string());
             }
@@ -158,7 +181,7 @@ pub fn extended_options(arguments: &[String]) -> Result<(Options, Vec<String>), 
             }
         }
     }
-    Ok((settings, ignored))
+    Ok(Options { settings, ignored, flash })
 }
 
 #[cfg(test)]
@@ -167,10 +190,10 @@ mod tests {
     use super::*;
 
     fn run(text: &str) -> Result<(Settings, Vec<String>), String> {
-        let (options, ignored) = extended_options(&[text.to_owned()]).map_err(|e| e.to_string())?;
-        let said: Vec<_> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        let options = extended_options(&[text.to_owned()]).map_err(|e| e.to_string())?;
+        let said: Vec<_> = options.settings.iter().map(|(key, v)| (*key, v.as_str())).collect();
         let settings = larder_settings::of_sources(&[&said]).map_err(|e| e.to_string())?;
-        Ok((settings, ignored))
+        Ok((settings, options.ignored))
     }
 
     #[test]
@@ -181,6 +204,40 @@ mod tests {
         assert_eq!(s.flash_size, Some(ByteSize::mib(64)));
         assert_eq!(s.flash.unwrap().to_str(), Some("/x/y"));
         assert_eq!(ignored, ["slab_automove"]);
+    }
+
+    /// Every option of memcached 1.6.45: taken with its meaning, accepted without effect, or refused with what to do instead.
+    #[test]
+    fn every_option_of_memcacheds_is_known() {
+        let all = "maxconns_fast hashpower no_hashexpand slab_reassign slab_automove slab_automove_ratio slab_automove_window \
+            tail_repair_time hash_algorithm lru_crawler lru_crawler_sleep lru_crawler_tocrawl lru_maintainer hot_lru_pct \
+            warm_lru_pct hot_max_factor warm_max_factor temporary_ttl idle_timeout watcher_logbuf_size worker_logbuf_size \
+            slab_sizes slab_chunk_max track_sizes no_inline_ascii_resp modern no_modern no_chunked_items no_slab_reassign \
+            no_slab_automove no_maxconns_fast inline_ascii_resp no_lru_crawler no_lru_maintainer no_drop_privileges \
+            drop_privileges resp_obj_mem_limit read_buf_mem_limit ssl_chain_cert ssl_key ssl_verify_mode ssl_keyformat \
+            ssl_ciphers ssl_ca_cert ssl_wbuf_size ssl_session_cache ssl_kernel_tls ssl_min_version proxy_config proxy_arg \
+            proxy_uring proxy_memprofile relaxed_privileges sock_cookie_id ext_compact_under ext_drop_under ext_drop_unread \
+            ext_io_depth ext_item_age ext_item_size ext_low_ttl ext_max_frag ext_max_sleep ext_page_size ext_path \
+            ext_recache_rate ext_threads ext_wbuf_size";
+        for name in all.split_whitespace() {
+            for option in [name.to_owned(), format!("{name}=1")] {
+                if let Err(e) = run(&option) {
+                    assert!(!e.contains("is unknown"), "{option}: {e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn white_space_is_no_part_of_an_option() {
+        let (s, ignored) =
+            run(" modern, track_sizes,idle_timeout = 3 ,ext_path= /x/y:64m ").unwrap();
+        assert_eq!((s.idle_timeout, s.flash_size), (3, Some(ByteSize::mib(64))));
+        assert_eq!(
+            (s.flash.unwrap().to_str(), ignored),
+            (Some("/x/y"), vec!["track_sizes".into()])
+        );
+        assert_eq!(run("ext_path=none:64m").unwrap().0.flash.unwrap().to_str(), Some("./none"));
     }
 
     /// memcached's help of 1.6.45: "valid values are 0(None), 1(Request), 2(Require) or 3(Once)", "2(tlsv1.2), or 3(tlsv1.3)".
@@ -220,9 +277,12 @@ mod tests {
             ("worker_logbuf_size", "needs a value"),
             ("ssl_ciphers", "needs a value"),
             ("drop_privileges", "SystemCallFilter"),
+            ("proxy_config=routelib", "in front"),
+            ("ext_path=/x:64m,ext_path=/y:64m", "RAID"),
         ] {
             let e = run(text).unwrap_err();
-            assert!(e.contains(word) && e.contains(text), "{text}: {e}");
+            let last = text.rsplit(',').next().unwrap();
+            assert!(e.contains(word) && e.contains(last), "{text}: {e}");
         }
     }
 }

@@ -57,8 +57,18 @@ pub struct Machine {
     pub cpus: usize,
     /// Where state goes when `data-dir` is not given.
     pub state_dir: PathBuf,
+    /// Whether that directory was named by somebody, who expects flash in it. One that is only the usual place may be out of reach, as
+    /// in a container whose file system is read-only: then a cache of which nobody asks for flash goes without.
+    pub state_dir_is_named: bool,
+    /// Where to listen when `listen` is not given, by the environment; `None`: on this machine alone.
+    pub listen: Option<Vec<String>>,
     /// Bytes free in a directory (or in its nearest parent that exists).
     pub free_space: fn(&Path) -> Option<u64>,
+    /// Whether files can be made in a directory, which can be made itself if it is not there.
+    ///
+    /// # Errors
+    /// Why not.
+    pub can_hold_files: fn(&Path) -> std::io::Result<()>,
 }
 
 /// An address to listen on, before names are looked up.
@@ -163,6 +173,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Flash; `None`: DRAM alone.
     pub flash: Option<FlashConfig>,
+    /// Why there is no flash, where nobody has said that there be none.
+    pub why_no_flash: Option<String>,
     /// Admission policy and its parameters.
     pub admission: AdmissionConfig,
     /// Applications and their shares.
@@ -245,22 +257,20 @@ impl Config {
         let mut listen = Vec::new();
         if port != 0 {
             let port = port.max(0) as u16;
-            // Reachable from outside only when asked: a cache without authentication on every interface is a known
-            // way to lose data and to amplify attacks.
-            let names = s.listen.get_or_insert_with(|| vec!["127.0.0.1".into(), "::1".into()]);
-            for name in names.iter().flat_map(|n| n.split(',')).filter(|n| !n.is_empty()) {
-                listen.push(parse_listen(name, port)?);
+            let (key, names) = listen_names(&mut s, machine);
+            for name in names {
+                listen.push(parse_listen(key, &name, port)?);
             }
         }
         let mut udp = Vec::new();
         if udp_port != 0 {
-            let names = s.listen.get_or_insert_with(|| vec!["127.0.0.1".into(), "::1".into()]);
-            for name in names.iter().flat_map(|n| n.split(',')).filter(|n| !n.is_empty()) {
-                let address = parse_listen(name, 0)?;
+            let (key, names) = listen_names(&mut s, machine);
+            for name in names {
+                let address = parse_listen(key, &name, 0)?;
                 udp.push(ListenAddress { port: udp_port.max(0) as u16, ..address });
             }
         }
-        let mask = u32::from_str_radix(&s.unix_mask, 8).ok().filter(|m| *m <= 0o777);
+        let mask = u32::from_str_radix(s.unix_mask.trim(), 8).ok().filter(|m| *m <= 0o777);
         let mask = mask.ok_or_else(|| {
             let remedy = "write octal permissions from 0 to 777, such as 0770";
             value("unix-mask", &s.unix_mask, remedy)
@@ -315,6 +325,7 @@ impl Config {
         let tls = tls::resolve(&mut s, &listen)?;
 
         // Flash.
+        let why_no_flash = find_data_dir(&mut s, machine);
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
         let setting = s.admission.take().unwrap_or_else(|| {
             AdmissionSetting::Name(AdmissionConfig::default().policy.as_str().into())
@@ -391,6 +402,7 @@ impl Config {
             tls,
             data_dir,
             flash,
+            why_no_flash,
             admission,
             applications,
             clock_bits: s.clock_bits,
@@ -404,6 +416,42 @@ impl Config {
             effective: s,
         })
     }
+}
+
+/// The variable of the environment that says where to listen.
+pub const LISTEN_VARIABLE: &str = "LARDER_LISTEN";
+
+/// Addresses to listen on, and what names them. Reachable from outside only when asked, or where only the outside would ask: a
+/// cache without authentication on every interface is a known way to lose data and to amplify attacks.
+fn listen_names(s: &mut Settings, machine: &Machine) -> (&'static str, Vec<String>) {
+    let given = s.listen.is_some();
+    let by_default = || vec!["127.0.0.1".into(), "::1".into()];
+    let names = s.listen.get_or_insert_with(|| machine.listen.clone().unwrap_or_else(by_default));
+    // memcached takes semicolons too.
+    let names = names.iter().flat_map(|n| n.split([',', ';'])).map(str::trim);
+    let names = names.filter(|n| !n.is_empty()).map(str::to_owned).collect();
+    (if given { "listen" } else { LISTEN_VARIABLE }, names)
+}
+
+/// Where nobody has named a directory and the usual one cannot be had: the memory file's, if there is one, and no flash unless it was
+/// asked for. Returns why there is none.
+fn find_data_dir(s: &mut Settings, machine: &Machine) -> Option<String> {
+    if s.data_dir.is_some() || machine.state_dir_is_named || s.flash.is_some() {
+        return None;
+    }
+    let why = (machine.can_hold_files)(&machine.state_dir).err()?;
+    if s.flash_size.is_some() || s.format_flash || s.drive != Default::default() {
+        return None;
+    }
+    s.flash = Some("none".into());
+    let beside = s.memory_file.as_deref().and_then(Path::parent);
+    if let Some(dir) = beside.filter(|dir| !dir.as_os_str().is_empty()) {
+        s.data_dir = Some(dir.to_owned());
+    }
+    Some(format!(
+        "the usual data directory '{}' cannot be used: {why}",
+        machine.state_dir.display()
+    ))
 }
 
 /// That the listeners' applications can be told apart, beside those that have shares.
@@ -494,7 +542,12 @@ fn resolve_flash(
 ) -> Result<Option<FlashConfig>, ConfigError> {
     let need = AdmissionNeed::of(admission);
     let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
-    let object_size = s.flash_object_size.0;
+    let object_size = match (s.flash_object_size, s.flash_size) {
+        (Some(size), _) => size.0,
+        (None, Some(flash)) if s.objects_fit => defaults::object_size(flash.0, memory, need),
+        (None, _) => defaults::OBJECT_SIZE.into(),
+    };
+    s.flash_object_size = Some(ByteSize(object_size));
     defaults::check_object_size(object_size)
         .map_err(|e| value("flash-object-size", object_size, e.to_string()))?;
     let budget = s.drive.budget()?;
@@ -545,8 +598,12 @@ fn with_remedy(error: &SizeError) -> String {
 }
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `app=NAME:` and `notls:`.
-fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigError> {
-    let bad = |remedy: &str| value("listen", text, remedy);
+fn parse_listen(
+    key: &'static str,
+    text: &str,
+    default_port: u16,
+) -> Result<ListenAddress, ConfigError> {
+    let bad = |remedy: &str| value(key, text, remedy);
     let (rest, application) = match text.strip_prefix("app=") {
         Some(rest) => match rest.split_once(':') {
             Some((name, rest)) if !name.is_empty() => (rest, Some(name.to_owned())),
@@ -603,7 +660,92 @@ mod tests {
             memory: 16 << 30,
             cpus: 8,
             state_dir: "/nonexistent/larder".into(),
+            state_dir_is_named: false,
+            listen: None,
             free_space: |_| Some(100 << 30),
+            can_hold_files: |_| Ok(()),
+        }
+    }
+
+    #[test]
+    fn the_environment_says_where_to_listen_if_nothing_else_does() {
+        let hosts = |given: Option<&str>, listen: Option<&str>| {
+            let list = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+            let machine = Machine { listen: listen.map(list), ..machine() };
+            let given = Settings { listen: given.map(list), ..Settings::default() };
+            let hosts = |c: Config| c.listen.into_iter().map(|l| l.host).collect::<Vec<_>>();
+            let found = Config::resolve(given, &machine).map(hosts);
+            found.map(|hosts| hosts.join(" ")).map_err(|e| e.to_string())
+        };
+        for (given, environment, wanted) in [
+            (None, None, "127.0.0.1 ::1"),
+            (None, Some("0.0.0.0 ::"), "0.0.0.0 ::"),
+            (Some("10.0.0.1"), Some("0.0.0.0 ::"), "10.0.0.1"),
+            (Some(" 10.0.0.1 ; ::1"), None, "10.0.0.1 ::1"),
+        ] {
+            assert_eq!(hosts(given, environment), Ok(wanted.to_owned()));
+        }
+        let e = hosts(None, Some("a:b:c")).unwrap_err();
+        assert!(e.contains("LARDER_LISTEN 'a:b:c'"), "{e}");
+        // A Unix socket takes the place of TCP there too.
+        let machine = Machine { listen: Some(vec!["0.0.0.0".into()]), ..machine() };
+        let unix = Settings { unix_socket: Some("/tmp/s".into()), ..Settings::default() };
+        assert!(Config::resolve(unix, &machine).unwrap().listen.is_empty());
+    }
+
+    /// In a container there may be no home, and nothing that can be written to.
+    #[test]
+    fn where_nothing_can_be_kept_flash_that_nobody_asked_for_is_left_out() {
+        let machine = Machine {
+            can_hold_files: |_| Err(std::io::ErrorKind::PermissionDenied.into()),
+            ..machine()
+        };
+        let c = Config::resolve(Settings::default(), &machine).unwrap();
+        assert!(c.flash.is_none());
+        let why = c.why_no_flash.unwrap();
+        assert!(why.contains("'/nonexistent/larder'") && why.contains("permission"), "{why}");
+        assert_eq!(c.effective.flash.unwrap().to_str(), Some("none"), "it is printed");
+        let memory = Settings { memory_file: Some("/state/file".into()), ..Settings::default() };
+        let c = Config::resolve(memory, &machine).unwrap();
+        assert_eq!((c.data_dir.to_str(), c.flash), (Some("/state"), None));
+        // Whoever asks for flash, or names its place, learns what is wrong with that.
+        let named = Machine { state_dir_is_named: true, ..machine.clone() };
+        assert!(Config::resolve(Settings::default(), &named).unwrap().flash.is_some());
+        for asks in [
+            Settings { data_dir: Some("/d".into()), ..Settings::default() },
+            Settings { flash: Some("/f".into()), ..Settings::default() },
+            Settings { flash_size: Some(ByteSize::mib(64)), ..Settings::default() },
+            Settings {
+                drive: DriveLife { endurance_tbw: Some(600.0), ..DriveLife::default() },
+                ..Settings::default()
+            },
+        ] {
+            let c = Config::resolve(asks, &machine).unwrap();
+            assert!(c.flash.is_some() && c.why_no_flash.is_none());
+        }
+    }
+
+    /// memcached's extstore is given a path and a size: how large objects are is nowhere said.
+    #[test]
+    fn the_index_of_memcacheds_flash_fits_the_memory() {
+        let given = |objects_fit, object| Settings {
+            flash: Some("/f".into()),
+            flash_size: Some(ByteSize::gib(20)),
+            memory_limit: Some(ByteSize::mib(512)),
+            flash_object_size: object,
+            objects_fit,
+            ..Settings::default()
+        };
+        let c = Config::resolve(given(true, None), &machine()).unwrap();
+        assert!((900..2048).contains(&c.flash.unwrap().object_size));
+        let again = larder_settings::of_file(&c.effective.print(), Path::new("p")).unwrap();
+        assert_eq!(
+            Config::resolve(again, &machine()).unwrap().effective.print(),
+            c.effective.print()
+        );
+        for given in [given(false, None), given(true, Some(ByteSize(280)))] {
+            let e = Config::resolve(given, &machine()).unwrap_err().to_string();
+            assert!(e.contains("flash-object-size"), "{e}");
         }
     }
 
@@ -670,7 +812,7 @@ mod tests {
         ] {
             let application = app.map(str::to_owned);
             let want = ListenAddress { host: host.into(), port, tls, application };
-            assert_eq!(parse_listen(text, 1).unwrap(), want, "{text}");
+            assert_eq!(parse_listen("listen", text, 1).unwrap(), want, "{text}");
         }
         for text in [
             "",
@@ -685,7 +827,7 @@ mod tests {
             "app=shop",
             "app=shop:",
         ] {
-            assert!(parse_listen(text, 1).is_err(), "{text}");
+            assert!(parse_listen("listen", text, 1).is_err(), "{text}");
         }
     }
 

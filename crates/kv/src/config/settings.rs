@@ -30,6 +30,10 @@ const CLOCK_BITS: u8 = defaults::CLOCK_MAX.ilog2() as u8 + 1;
 #[command(
     mut_arg("http", |arg| default_is(arg, DEFAULT_HTTP)),
     mut_arg("port", |arg| default_is(arg, &format!("{DEFAULT_PORT}, none beside a Unix socket"))),
+    mut_arg("flash_object_size", |arg| {
+        let usual = ByteSize(defaults::OBJECT_SIZE.into());
+        default_is(arg, &format!("{usual}; by -o ext_path, if that index does not fit the memory, the least that does"))
+    }),
     mut_arg("admission", |arg| default_is(arg, AdmissionConfig::default().policy.as_str())),
     mut_arg("admission_objective", |arg| default_is(arg, Objective::default().as_str())),
     mut_arg("buffer_limit", |arg| {
@@ -48,7 +52,8 @@ pub struct Settings {
     )]
     pub port: Option<i32>,
     /// Address to listen on: host, host:port or [v6]:port, comma separated; before it notls: for a plain port beside
-    /// TLS ones, btls: for TLS without clients' certificates, mtls: for TLS that requires them, app=NAME: for requests that all belong to the application NAME, whatever the keys' prefixes say [default: 127.0.0.1,::1]
+    /// TLS ones, btls: for TLS without clients' certificates, mtls: for TLS that requires them, app=NAME: for requests that all belong to the application NAME, whatever the keys' prefixes say [default: $LARDER_LISTEN, all
+    /// addresses in a pod of Kubernetes, else 127.0.0.1,::1]
     #[arg(short = 'l', long, value_name = "ADDR", help_heading = "Network", value_delimiter = ',')]
     pub listen: Option<Vec<String>>,
     /// Unix socket to listen on (instead of TCP, unless a port is given too)
@@ -192,10 +197,10 @@ pub struct Settings {
     pub enable_debugtime: bool,
 
     /// Where state is kept: lock file, checkpoint, and the flash file unless --flash names another [default:
-    /// $STATE_DIRECTORY, /var/lib/larder as root, else ~/.local/state/larder]
+    /// the folder of -o ext_path's file, $STATE_DIRECTORY, /var/lib/larder as root, else ~/.local/state/larder]
     #[arg(long, value_name = "DIR", help_heading = "Flash")]
     pub data_dir: Option<PathBuf>,
-    /// File or block device used as flash; none for DRAM alone [default: DATA-DIR/flash]
+    /// File or block device used as flash; none for DRAM alone [default: DATA-DIR/flash; none if no directory is named and the usual one cannot be written]
     #[arg(long, value_name = "PATH", help_heading = "Flash")]
     pub flash: Option<PathBuf>,
     /// Bytes of flash to use [default: all of what exists, else a quarter of the free space, at most 64g]
@@ -206,13 +211,12 @@ pub struct Settings {
     pub format_flash: bool,
     /// Mean size of an object on flash (key, value, header), for which the index is sized at first: a hint, since the index follows the
     /// objects that come
-    #[arg(
-        long,
-        value_name = "SIZE",
-        help_heading = "Flash",
-        default_value_t = ByteSize(defaults::OBJECT_SIZE.into())
-    )]
-    pub flash_object_size: ByteSize,
+    #[arg(long, value_name = "SIZE", help_heading = "Flash")]
+    pub flash_object_size: Option<ByteSize>,
+    /// The flash's size was chosen where nothing is said of objects: an index for such a flash is made to fit the memory.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub objects_fit: bool,
     /// Which objects go to flash: flashiness, flashiness_paper, expected_reads, ghost, reject_first, probability, write_rate or all;
     /// a file may have a table instead, with the policy's parameters
     #[arg(long, value_name = "POLICY", help_heading = "Flash")]
@@ -331,6 +335,7 @@ impl Settings {
 
 /// memcached's `-m` counts MiB; a number with a unit is a size.
 fn megabytes(text: &str) -> Result<ByteSize, String> {
+    let text = text.trim();
     let plain = text.bytes().all(|b| b.is_ascii_digit());
     let size = if plain { format!("{text}m").parse() } else { text.parse::<ByteSize>() };
     size.map_err(|_| "write a number of MiB (64) or a size with a unit (4g)".to_owned())
@@ -474,5 +479,9 @@ mod tests {
         assert_eq!(flags.memory_limit, Some(ByteSize::mib(64)));
         let file = parse("memory-limit = 67108864\n").unwrap();
         assert_eq!(file.memory_limit, Some(ByteSize::mib(64)));
+        // memcached reads numbers by strtol, which skips white space.
+        for text in [" 64", "64 ", "\t64m", " 65536k"] {
+            assert_eq!(megabytes(text), Ok(ByteSize::mib(64)), "'{text}'");
+        }
     }
 }

@@ -53,7 +53,7 @@ impl Listener {
 /// listens only from [`listen`] on: until then clients are refused, not kept waiting.
 ///
 /// # Errors
-/// The first that cannot be had. The default `::1` is left out quietly where there is no IPv6.
+/// The first that cannot be had. The defaults `::1` and `::` are left out quietly where there is no IPv6.
 pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>), ServerError> {
     let mut list = Vec::new();
     for (i, address) in config.listen.iter().enumerate() {
@@ -61,22 +61,10 @@ pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>),
             Ok(listeners) => list.extend(listeners),
             Err(ServerError::Listen { source, .. })
                 if i > 0
-                    && address.host == "::1"
-                    && matches!(
-                        source.kind(),
-                        ErrorKind::AddrNotAvailable | ErrorKind::Unsupported
-                    ) =>
+                    && ["::1", "::"].contains(&address.host.as_str())
+                    && is_no_ipv6(&source) =>
             {
-                debug!("no IPv6 on this machine: not listening on ::1");
-            }
-            // EAFNOSUPPORT has no ErrorKind of its own in every version of the library.
-            Err(ServerError::Listen { source, .. })
-                if i > 0
-                    && address.host == "::1"
-                    && source.raw_os_error()
-                        == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) =>
-            {
-                debug!("no IPv6 on this machine: not listening on ::1");
+                debug!("no IPv6 on this machine: not listening on {}", address.host);
             }
             Err(e) => return Err(e),
         }
@@ -88,6 +76,13 @@ pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>),
         unix_path = Some(guard);
     }
     Ok((list, unix_path))
+}
+
+/// Whether a socket cannot be had for want of IPv6.
+fn is_no_ipv6(source: &std::io::Error) -> bool {
+    // EAFNOSUPPORT has no ErrorKind of its own in every version of the library.
+    matches!(source.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported)
+        || source.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
 
 /// Lets clients come.

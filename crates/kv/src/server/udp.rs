@@ -53,7 +53,7 @@ pub(super) struct UdpEndpoint {
 /// Opens the sockets of the configuration.
 ///
 /// # Errors
-/// The first that cannot be had; `::1` after another address is left out quietly where there is no IPv6.
+/// The first that cannot be had; `::1` or `::` after another address is left out quietly where there is no IPv6.
 pub(super) fn open(addresses: &[ListenAddress]) -> Result<Vec<UdpEndpoint>, ServerError> {
     let mut list: Vec<UdpEndpoint> = Vec::new();
     for (i, address) in addresses.iter().enumerate() {
@@ -70,7 +70,9 @@ pub(super) fn open(addresses: &[ListenAddress]) -> Result<Vec<UdpEndpoint>, Serv
                     let application = address.application.clone();
                     list.push(UdpEndpoint { application, ..endpoint });
                 }
-                Err(e) if i > 0 && address.host == "::1" => debug!("not listening on {text}: {e}"),
+                Err(e) if i > 0 && ["::1", "::"].contains(&address.host.as_str()) => {
+                    debug!("not listening on {text}: {e}");
+                }
                 Err(source) => return Err(ServerError::Listen { address: text, source }),
             }
         }

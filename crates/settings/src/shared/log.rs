@@ -26,7 +26,12 @@ pub struct Log {
     pub log_format: String,
     /// More log: -v connections and what clients do wrong, -vv each request, -vvv what libraries say too. Wins over --log-level
     /// and RUST_LOG
-    #[arg(short = 'v', action = clap::ArgAction::Count, help_heading = "Log")]
+    #[arg(
+        short = 'v',
+        alias = "verbose",
+        action = clap::ArgAction::Count,
+        help_heading = "Log"
+    )]
     #[serde(skip)]
     pub verbose: u8,
 }

@@ -43,6 +43,21 @@ pub fn flash(free: u64, memory: u64, object_size: u64, need: AdmissionNeed<'_>) 
     (free / 4).min(64 << 30).min(indexable) >> 20 << 20
 }
 
+/// The mean size of objects on flash where nobody states it and the flash is given: [`OBJECT_SIZE`], or if that index does not fit the
+/// memory, the least size with which it takes a quarter of it. An index of too few objects grows as they come.
+pub fn object_size(flash: u64, memory: u64, need: AdmissionNeed<'_>) -> u64 {
+    let usual = u64::from(OBJECT_SIZE);
+    if !matches!(check_flash(flash, memory, usual), Err(SizeError::LargeIndex { .. })) {
+        return usual;
+    }
+    let (least, most) = (usual, OBJECT_SIZE_BOUNDS.1);
+    let room = (memory / 4).max(1);
+    let wanted = |object| flash.saturating_mul(need.index_bytes(object)).div_ceil(room);
+    // Larger objects take more of the index each.
+    let first = wanted(least).clamp(least, most);
+    wanted(first).clamp(first, most)
+}
+
 /// A size that cannot be asked for. It reads as what follows the size's name and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
@@ -131,4 +146,32 @@ pub fn check_flash(flash: u64, memory: u64, object: u64) -> Result<(), SizeError
         return Err(SizeError::LargeIndex { flash, object, index, memory });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_policy::admission::AdmissionConfig;
+
+    use super::*;
+
+    #[test]
+    fn the_size_of_objects_follows_from_flash_that_is_large_for_the_memory() {
+        let config = AdmissionConfig::default();
+        let need = AdmissionNeed::of(&config);
+        // Where an index for the usual size fits, it is that.
+        for (flash, memory) in [(20 << 30, 8 << 30), (1 << 30, 64 << 20), (16 << 20, 1 << 20)] {
+            assert_eq!(object_size(flash, memory, need), u64::from(OBJECT_SIZE));
+        }
+        for (flash, memory) in [(64 << 30, 64 << 20), (20 << 30, 512 << 20), (350 << 30, 6 << 30)] {
+            assert!(check_flash(flash, memory, OBJECT_SIZE.into()).is_err());
+            let object = object_size(flash, memory, need);
+            assert!(check_object_size(object).is_ok());
+            let index = flash / object * need.index_bytes(object);
+            assert!(index <= memory / 4 && index > memory / 8, "{flash} {memory}: {index}");
+            assert_eq!(check_flash(flash, memory, object), Ok(()));
+        }
+        // What no size of objects fits is refused by the one that would come nearest.
+        assert_eq!(object_size(1 << 60, 1 << 20, need), OBJECT_SIZE_BOUNDS.1);
+        assert!(check_flash(1 << 60, 1 << 20, OBJECT_SIZE_BOUNDS.1).is_err());
+    }
 }
