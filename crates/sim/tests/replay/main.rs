@@ -136,9 +136,9 @@ fn a_record_of_another_version_is_refused() {
         out.extend_from_slice(&bytes[setup.end..]);
         RecordFile::<_>::open(Cursor::new(out)).map(|_| ()).map_err(|e| e.to_string())
     };
-    for (version, said) in [(None, 1), (Some(1), 1), (Some(6), 6), (Some(8), 8)] {
+    for (version, said) in [(None, 1), (Some(1), 1), (Some(7), 7), (Some(9), 9)] {
         let why = with(version).unwrap_err();
-        let words = format!("of version {said}, and this larder reads version 7");
+        let words = format!("of version {said}, and this larder reads version 8");
         assert!(why.contains(&words), "{why}");
     }
     assert_eq!(with(Some(7)), Ok(()));
