@@ -4,7 +4,7 @@ use larder_base::lock::Single;
 use larder_base::{AppId, Expiry, HashKey, Nanos, Now, UnixSecs};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::api::{
-    Arith, Delete, Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+    Arith, Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
 use larder_engine::kv::node::{
     AdmissionNeed, Cache, LogStart, Maintenance, MaintenanceEffects, Node, Plan, Start, StateIo,
@@ -41,6 +41,13 @@ impl SegmentIo for Disk {
     fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
         bytes.copy_from_slice(&self.segments[usize::from(segment)]);
         Ok(())
+    }
+}
+
+impl Disk {
+    fn at(&self, read: &FlashRead) -> &[u8] {
+        let (from, len) = (read.at.offset as usize, read.at.len as usize);
+        &self.segments[usize::from(read.at.segment)][from..from + len]
     }
 }
 
@@ -196,6 +203,22 @@ impl Site {
         )
     }
 
+    /// Reads a key that is on flash; false where it is not there.
+    fn get_from_flash(&mut self, key: &str) -> bool {
+        let key = key.as_bytes();
+        let op = Op::Get(Get::default());
+        let request = Request { key, hash: self.node.hash(key), app: self.node.app(key), op };
+        let (mut sink, mut read) = (Sink::default(), None);
+        loop {
+            let bytes = read.as_ref().map(|r: &FlashRead| self.disk.at(r));
+            let fetched = read.as_ref().map(|read| Fetched { read, bytes });
+            match self.node.execute(self.now, &request, fetched, &mut sink) {
+                Outcome::Done => return read.is_some() && sink.hit,
+                Outcome::Read(next) => read = Some(next),
+            }
+        }
+    }
+
     fn turn(&mut self) -> Turn {
         let Site { node, maintenance, disk, fx, now, .. } = self;
         maintenance.turn(*now, node, disk, fx)
@@ -247,6 +270,25 @@ fn room_is_kept_ahead_of_writes_with_flash_and_without() {
         let at = site.rest();
         assert!(at > site.now.mono && at <= site.now.mono + Nanos::from_secs(1));
     }
+}
+
+/// Of the times of reads few are known. What was read once is judged again all the same when its segment is reclaimed.
+#[test]
+fn what_was_read_once_on_flash_comes_back() {
+    let (mut setup, plan) = setup(4 << 20, Some(16 << 20));
+    setup.shard.access_times = 4;
+    let mut site = Site::of(&setup, plan);
+    site.fill(0, 8_000);
+    let reads = |key: &u64| site.get_from_flash(&format!("a{}:key{key}", key % 3));
+    let read = (0..4_000).step_by(4).filter(reads).count() as u64;
+    assert!(read > 900, "{read} are on flash");
+    site.fill(100_000, 14_000);
+    site.node.validate().unwrap();
+    let s = site.node.totals(site.now.mono).shards;
+    assert!(s.flash_dropped > 2_000, "{s:?}");
+    // The hand has passed some of them, which are lost. By their times 16 would be known, four to a set of each of at most four shards.
+    let back = s.reinserted;
+    assert!(back > read / 3 && back < read + read / 10, "{back} of {read} came back");
 }
 
 /// A record bears the number of its application: what that stands for is kept before.

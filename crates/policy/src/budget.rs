@@ -314,6 +314,14 @@ impl WriteBudget {
         }
     }
 
+    /// What is saved up now, and what can be at most, in bytes; `None` without a limit. What is lent for the first fill is not saved.
+    pub fn saved(&mut self, now: Nanos) -> Option<(u64, u64)> {
+        let limit = self.limit.as_mut()?;
+        limit.settle(now);
+        let free = limit.available() - limit.loan;
+        Some((free, u64::try_from(limit.burst / TOKEN).unwrap_or(u64::MAX)))
+    }
+
     /// Gives back bytes that were granted and not written (at most what was granted).
     pub fn refund(&mut self, bytes: u64) {
         let bytes = bytes.min(self.spent);
@@ -607,6 +615,18 @@ mod tests {
         assert_eq!(b.state(secs(1000)).debt, 0);
         assert_eq!(b.grant(secs(1100), u64::MAX), 100_000);
         assert_eq!(b.grant(secs(1100), 1), 0, "it is not lent again");
+    }
+
+    #[test]
+    fn what_is_lent_is_not_saved() {
+        let mut b = WriteBudget::new(&thousand(true), ByteSize(50_000), None, Nanos::ZERO).unwrap();
+        assert_eq!(b.saved(Nanos::ZERO), Some((0, 3_600_000)));
+        assert_eq!((b.available(secs(10)), b.saved(secs(10))), (60_000, Some((10_000, 3_600_000))));
+        b.charge(secs(10), 70_000);
+        assert_eq!(b.saved(secs(15)), Some((0, 3_600_000)), "10,000 are owed");
+        let config = WriteBudgetConfig::default();
+        let mut off = WriteBudget::new(&config, ByteSize(50_000), None, Nanos::ZERO).unwrap();
+        assert_eq!(off.saved(secs(10)), None);
     }
 
     #[test]

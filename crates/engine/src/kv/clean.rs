@@ -499,7 +499,7 @@ impl<M: ObjectMemory> KvShard<M> {
                 continue;
             }
             // The rank moves along, but not at its maximum: only a read on flash puts an entry there, so that reclaim can
-            // tell what was read since it came.
+            // tell what was read since it came (see `most_unread`).
             let clock = h.state.clock().min(self.config.clock_max.saturating_sub(1)).max(1);
             self.insert_entry(s.hash, Entry { clock, ..entry });
             self.stats.flash_written_objects += 1;
@@ -622,8 +622,8 @@ impl<M: ObjectMemory> KvShard<M> {
         let place = Place::Extent { start64: (at / EXTENT_ALIGN) as u32, length };
         let Some(entry) = self.index.remove(hash, segment, place) else { return };
         self.entry_gone(segment);
-        let was_read = self.access_times.get(hash.fingerprint()).is_some()
-            || entry.clock >= self.config.clock_max;
+        let was_read =
+            self.access_times.get(hash.fingerprint()).is_some() || entry.clock > self.most_unread();
         self.access_times.remove(hash.fingerprint());
         self.admission.on_flash_object_dropped(app, was_read, said.len as u32);
         self.stats.flash_dropped += 1;
@@ -646,8 +646,9 @@ impl<M: ObjectMemory> KvShard<M> {
             return 0;
         }
         let bytes = record.len() as u64;
-        // CLOCK sits at its maximum only after a read on flash, or for what came hot and was not yet passed by the hand.
-        let was_read = read.is_some() || entry.clock >= self.config.clock_max;
+        // Times of reads are known of the last ones alone. CLOCK is above what an entry came with only if the object was read since it was
+        // judged and the hand has not passed it since.
+        let was_read = read.is_some() || entry.clock > self.most_unread();
         let last = read.unwrap_or(meta.last_access.0).max(meta.last_access.0);
         self.admission.on_flash_object_dropped(meta.app, was_read, record.len() as u32);
         let fits = *budget >= bytes && self.arena.free_bytes() > self.config.free_low / 2;
@@ -669,6 +670,16 @@ impl<M: ObjectMemory> KvShard<M> {
         self.stats.flash_dropped += 1;
         self.stats.flash_dropped_unread += u64::from(!was_read);
         0
+    }
+
+    /// The highest CLOCK with which an object comes to flash that was not read since it was judged: what CLOCK gives up has none and comes
+    /// with 1; what is chosen from all of DRAM comes with its rank, but below the maximum.
+    fn most_unread(&self) -> u8 {
+        let most = self.config.clock_max.saturating_sub(1);
+        match self.admission.pool() {
+            Pool::Victims => most.min(1),
+            Pool::Everything => most,
+        }
     }
 
     /// How hot the flash is in this shard.

@@ -430,6 +430,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         // What both open segments may take, and one object that then finds no room: less would look like a spent budget.
         let segment = u64::from(self.config.flash.segment_bytes);
         let wanted = 2 * segment + segment.max(self.config.largest);
+        let saved = self.budget.saved(now.mono);
         let granted = if usable { self.budget.grant(now.mono, wanted) } else { 0 };
         // An empty flash has nothing to lose, as long as the budget has bytes for it.
         let first_fill = self.stats.segments_reclaimed == 0 && self.budget.lends();
@@ -447,6 +448,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         };
         let (report, hot_limit) = shards.with(shard, |s| {
             s.admission_mut().set_first_fill(first_fill);
+            if let Some((saved, most)) = saved {
+                s.admission_mut().set_saved(saved, most);
+            }
             let report = s.stage(now, &mut sink);
             (report, hot_limit(s, &self.config))
         });

@@ -93,6 +93,11 @@ pub trait AdmissionPolicy: Send {
         let _ = bytes_per_second;
     }
 
+    /// The whole cache's write budget holds `saved` bytes now, of `most` that can be saved up. Not said where there is none.
+    fn set_saved(&mut self, saved: u64, most: u64) {
+        let _ = (saved, most);
+    }
+
     /// An application whose classifier should be trained now, if any. Asking starts its wait for the next time.
     fn training_due(&mut self, now: Nanos) -> Option<AppId> {
         let _ = now;
@@ -422,6 +427,10 @@ impl AdmissionPolicy for Admission {
 
     fn set_lifetime(&mut self, now: Nanos, lifetime: Nanos) {
         dispatch!(&mut self.policy, p => p.set_lifetime(now, lifetime));
+    }
+
+    fn set_saved(&mut self, saved: u64, most: u64) {
+        dispatch!(&mut self.policy, p => p.set_saved(saved, most));
     }
 
     fn set_budget_rate(&mut self, bytes_per_second: f64) {

@@ -13,7 +13,7 @@ fn the_committed_list_is_whole() {
     assert_eq!(cells.len(), table.traces.len() * 6);
     let tuned = table.traces.iter().filter(|t| t.role == Role::Tuned).map(|t| t.name.as_str());
     let tuned: Vec<&str> = tuned.collect();
-    assert_eq!(tuned, ["scarab", "oltp", "p3", "adaptsize", "memcachier"]);
+    assert_eq!(tuned, ["scarab", "oltp", "p3", "adaptsize", "cloudphysics", "memcachier"]);
     assert_eq!(
         (&table.flash[..], &table.budgets[..]),
         (&[0.1, 0.3][..], &[0.03, 0.1, 0.3, 1.0][..])
