@@ -4,7 +4,7 @@
 use larder_format::page::locate;
 use larder_format::record::mark_dead;
 use larder_format::{
-    Filling, Find, Kind, PAGE_SIZE, RecordMeta, encode_into, find, find_extent, walk,
+    Filling, Find, Kind, PAGE_SIZE, RecordMeta, claimed, encode_into, find, find_extent, walk,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -17,6 +17,16 @@ fuzz_target!(|data: &[u8]| {
             assert!(walked.offset + walked.record.len() <= data.len());
             let _ = walked.record.meta();
         }
+    }
+    // Where records begin and end is said by a table that may be damaged.
+    let (first, last) = (data.len() / 3, data.len().saturating_mul(2));
+    for part in [first..data.len() / 2, last..first, 0..last] {
+        for walked in walk(data, Kind::Large, FILLING).within(part.clone()) {
+            assert!(walked.offset >= part.start && walked.offset + walked.record.len() <= part.end);
+        }
+    }
+    if let Some(said) = claimed(data) {
+        assert!(said.len > said.key.len() && said.key.len() < data.len());
     }
     let page = &data[..data.len().min(PAGE_SIZE)];
     for key in KEYS {
