@@ -286,7 +286,7 @@ fn what_was_read_once_on_flash_comes_back() {
     site.node.validate().unwrap();
     let s = site.node.totals(site.now.mono).shards;
     assert!(s.flash_dropped > 2_000, "{s:?}");
-    // The hand has passed some of them, which are lost. By their times 16 would be known, four to a set of each of at most four shards.
+    // The hand has passed some of them, which are lost. By their times four of each shard would be known.
     let back = s.reinserted;
     assert!(back > read / 3 && back < read + read / 10, "{back} of {read} came back");
 }

@@ -314,12 +314,10 @@ impl WriteBudget {
         }
     }
 
-    /// What is saved up now, and what can be at most, in bytes; `None` without a limit. What is lent for the first fill is not saved.
+    /// What [`WriteBudget::grant`] would give now at most, and what can be saved up at most; `None` without a limit.
     pub fn saved(&mut self, now: Nanos) -> Option<(u64, u64)> {
-        let limit = self.limit.as_mut()?;
-        limit.settle(now);
-        let free = limit.available() - limit.loan;
-        Some((free, u64::try_from(limit.burst / TOKEN).unwrap_or(u64::MAX)))
+        let most = self.limit.as_ref()?.burst / TOKEN;
+        Some((self.available(now), u64::try_from(most).unwrap_or(u64::MAX)))
     }
 
     /// Gives back bytes that were granted and not written (at most what was granted).
@@ -618,12 +616,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_not_saved() {
+    fn what_is_saved_is_what_would_be_granted() {
         let mut b = WriteBudget::new(&thousand(true), ByteSize(50_000), None, Nanos::ZERO).unwrap();
-        assert_eq!(b.saved(Nanos::ZERO), Some((0, 3_600_000)));
-        assert_eq!((b.available(secs(10)), b.saved(secs(10))), (60_000, Some((10_000, 3_600_000))));
+        assert_eq!(b.saved(secs(10)), Some((60_000, 3_600_000)));
         b.charge(secs(10), 70_000);
-        assert_eq!(b.saved(secs(15)), Some((0, 3_600_000)), "10,000 are owed");
+        assert_eq!(b.saved(secs(15)), Some((0, 3_600_000)), "something is owed");
         let config = WriteBudgetConfig::default();
         let mut off = WriteBudget::new(&config, ByteSize(50_000), None, Nanos::ZERO).unwrap();
         assert_eq!(off.saved(secs(10)), None);

@@ -53,7 +53,7 @@ pub(super) struct Cut<S> {
     mean: (f64, f64),
     /// Bytes saved; negative when owed.
     credit: f64,
-    /// What the budget holds, and can hold at most, if there is one.
+    /// What the budget would give, and can save up at most, where it says so.
     budget: Option<(f64, f64)>,
     value: f32,
     ease: f32,
@@ -104,7 +104,7 @@ impl<S: Copy> Cut<S> {
         self.rate = rate;
     }
 
-    /// The budget that pays for the rate holds `saved` bytes of at most `most`.
+    /// The budget that pays for the rate would give `saved` bytes now, and can save up `most`.
     pub(super) fn set_saved(&mut self, saved: f64, most: f64) {
         self.budget = Some((saved, most));
     }
@@ -180,7 +180,7 @@ impl<S: Copy> Cut<S> {
         self.paid = (self.rate / offered).min(1.0) as f32;
         // That a burst may have more than its time brings is in the mean already.
         let made_up = self.credit.min(most) / meanwhile;
-        let of = match made_up > 0.0 {
+        let of = match made_up > 0.0 && self.budget.is_some() {
             true => offered.max(self.offered / seconds / FASTER),
             false => offered,
         };

@@ -418,15 +418,6 @@ impl AdmissionPolicy for Flashiness {
         Verdict::Admit { score }
     }
 
-    fn set_saved(&mut self, saved: u64, most: u64) {
-        // A rate that was asked for is not the budget's.
-        if self.config.bytes_per_second.0 == 0
-            && let Some(cut) = &mut self.cut
-        {
-            cut.set_saved(saved as f64 * self.share, most as f64 * self.share);
-        }
-    }
-
     fn set_budget_rate(&mut self, bytes_per_second: f64) {
         if self.config.bytes_per_second.0 == 0 && bytes_per_second > 0.0 {
             let rate = bytes_per_second * self.share;

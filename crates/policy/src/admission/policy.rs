@@ -93,7 +93,7 @@ pub trait AdmissionPolicy: Send {
         let _ = bytes_per_second;
     }
 
-    /// The whole cache's write budget holds `saved` bytes now, of `most` that can be saved up. Not said where there is none.
+    /// The whole cache's write budget would give `saved` bytes now, and can save up `most`. Not said where there is none.
     fn set_saved(&mut self, saved: u64, most: u64) {
         let _ = (saved, most);
     }
