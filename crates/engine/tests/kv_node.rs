@@ -45,9 +45,9 @@ impl SegmentIo for Disk {
 }
 
 impl Disk {
-    fn at(&self, read: &FlashRead) -> &[u8] {
-        let (from, len) = (read.at.offset as usize, read.at.len as usize);
-        &self.segments[usize::from(read.at.segment)][from..from + len]
+    fn at(&self, read: &FlashRead) -> Vec<u8> {
+        let behind = self.segments[usize::from(read.at.segment)..].iter().flatten();
+        behind.skip(read.at.offset as usize).take(read.at.len as usize).copied().collect()
     }
 }
 
@@ -211,7 +211,7 @@ impl Site {
         let (mut sink, mut read) = (Sink::default(), None);
         loop {
             let bytes = read.as_ref().map(|r: &FlashRead| self.disk.at(r));
-            let fetched = read.as_ref().map(|read| Fetched { read, bytes });
+            let fetched = read.as_ref().map(|read| Fetched { read, bytes: bytes.as_deref() });
             match self.node.execute(self.now, &request, fetched, &mut sink) {
                 Outcome::Done => return read.is_some() && sink.hit,
                 Outcome::Read(next) => read = Some(next),

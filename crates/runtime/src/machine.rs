@@ -238,7 +238,7 @@ mod tests {
         assert!(!dir.path().join("a").exists());
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        for not in [file.as_path(), &file.join("below"), Path::new("/proc/self/fdinfo/x")] {
+        for not in [file.as_path(), &file.join("below")] {
             assert!(can_hold_files(not).is_err(), "{}", not.display());
         }
     }

@@ -3,6 +3,8 @@
 //! The marks of free room are a few hundredths of the memory, which is no room for an object of a tenth of it: a write would evict what
 //! has not been judged. So where large objects come, more is kept free, and less again when they are fewer.
 
+/// What is smaller is not large, however little the memory: it finds room in what the marks keep free.
+const LEAST: usize = 64 << 10;
 /// Objects above this part of the memory have room kept for two of them from the first one on, up to half of the memory.
 const HUGE: usize = 16;
 /// Above this part for four of them, up to an eighth.
@@ -26,6 +28,9 @@ impl Ahead {
 
     /// An object that takes `bytes` of a memory of `capacity` bytes was written.
     pub(super) fn wrote(&mut self, bytes: usize, capacity: usize) {
+        if bytes < LEAST {
+            return;
+        }
         if bytes > capacity / HUGE {
             self.bytes = self.bytes.max((2 * bytes).min(capacity / 2));
         } else if bytes > capacity / LARGE {
@@ -36,7 +41,7 @@ impl Ahead {
 
     /// A write of so many bytes has found no room.
     pub(super) fn missed(&mut self, bytes: usize, capacity: usize) {
-        if bytes > capacity / ONCE_MISSED {
+        if bytes >= LEAST && bytes > capacity / ONCE_MISSED {
             self.bytes = self.bytes.max((self.bytes + 2 * bytes).min(capacity / 4));
         }
     }
@@ -86,6 +91,10 @@ mod tests {
         for _ in 0..300 {
             ahead.settle();
         }
+        assert_eq!(ahead.bytes(), 0);
+        // Nor is room kept for small ones in a small memory.
+        ahead.wrote(60_000, 100_000);
+        ahead.missed(60_000, 100_000);
         assert_eq!(ahead.bytes(), 0);
     }
 }

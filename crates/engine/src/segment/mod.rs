@@ -18,6 +18,8 @@ const COARSE: u64 = 128;
 /// The longest record that an extent can hold: 1 GiB, and what comes before such a value.
 pub const LONGEST_EXTENT: usize = (COARSE_FROM + (COARSE_FROM - 1) * COARSE) as usize * PAGE_SIZE;
 
+const _: () = assert!(LONGEST_EXTENT >= larder_format::record::MAX_RECORD_LEN);
+
 /// What the index keeps as the length of an extent for a record of `bytes` bytes: 12 bits, above 0. Up to 8 MiB it counts pages,
 /// beyond half MiBs. `None` beyond [`LONGEST_EXTENT`].
 pub fn extent_length(bytes: usize) -> Option<u16> {
@@ -151,7 +153,6 @@ mod tests {
             assert!(covers - (bytes as u64) < 4096 || covers <= bytes as u64 * 17 / 16, "{bytes}");
         }
         assert_eq!(extent_length(LONGEST_EXTENT + 1), None);
-        assert!(LONGEST_EXTENT >= larder_format::record::MAX_RECORD_LEN);
         assert_eq!(extent_bytes(u16::MAX >> 4), LONGEST_EXTENT as u64);
     }
 }

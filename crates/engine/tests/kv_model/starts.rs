@@ -439,7 +439,7 @@ pub(super) const BIG: u32 = 20_000;
 
 /// Whether this run has objects larger than a segment.
 pub(super) fn has_big(superblock: &Superblock) -> bool {
-    superblock.salt() % 3 == 0
+    superblock.salt().is_multiple_of(3)
 }
 
 /// What a run is built from. Most indexes may grow.

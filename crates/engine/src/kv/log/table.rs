@@ -78,14 +78,14 @@ impl SegmentTable {
     pub fn ends(&self, s: u16) -> Ends {
         let word = self.words.load(self.ends_at(s));
         let bytes = |units: u64| (units & UNITS) as usize * EXTENT_ALIGN;
-        let cut = (word >> UNIT_BITS & UNITS).checked_sub(1).map(bytes);
+        let cut = ((word >> UNIT_BITS) & UNITS).checked_sub(1).map(bytes);
         Ends { begins: bytes(word), cut, lost: word & LOST != 0 }
     }
 
     pub(super) fn set_ends(&mut self, s: u16, fill: &Fill) {
-        let units = |bytes: u64| bytes / EXTENT_ALIGN as u64 & UNITS;
+        let units = |bytes: u64| (bytes / EXTENT_ALIGN as u64) & UNITS;
         let cut = fill.cut.map_or(0, |at| units(at) + 1);
-        self.words.store(self.ends_at(s), units(fill.begins) | cut << UNIT_BITS);
+        self.words.store(self.ends_at(s), units(fill.begins) | (cut << UNIT_BITS));
     }
 
     /// The record that goes on from segment `s` will not be finished.
