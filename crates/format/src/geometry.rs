@@ -8,8 +8,12 @@ use crate::page::EXTENT_ALIGN;
 /// Where the first segment begins. What lies before it belongs to the superblocks; 1 MiB keeps every segment aligned to
 /// whatever erase or stripe unit partitions are aligned to.
 pub const SEGMENTS_AT: u64 = 1 << 20;
-/// Segment numbers have 12 bits in the index, and 0 stands for an empty slot there.
-pub const MAX_SEGMENTS: u16 = 4095;
+/// Segments that can hold small objects, from the first on: an entry of the index has 12 bits for the number, and 0 stands for an empty
+/// slot there.
+pub const SMALL_SEGMENTS: u16 = 4095;
+/// Segments at all. Those behind the first [`SMALL_SEGMENTS`] hold large objects alone, whose entries say in up to 4 bits more in which
+/// run of so many segments they lie ([`run_bits`]).
+pub const MAX_SEGMENTS: u16 = 16 * SMALL_SEGMENTS;
 /// The fewest segments that a FIFO of two kinds of segment can turn in.
 pub const MIN_SEGMENTS: u16 = 4;
 /// The smallest segment that [`Geometry::plan`] chooses.
@@ -20,6 +24,13 @@ pub const MIN_SEGMENT_BYTES: u64 = 2 * PAGE_SIZE as u64;
 pub const MAX_SEGMENT_BYTES: u64 = (1 << 22) * EXTENT_ALIGN as u64;
 /// What planned segment sizes are rounded up to.
 const PLANNED_MULTIPLE: u64 = 64 << 10;
+
+/// Bits that say in which run of [`SMALL_SEGMENTS`] a segment of so many lies. Those bits are taken from where a large object begins: it begins at
+/// a multiple of 64 bytes, doubled for each.
+pub fn run_bits(segments: u16) -> u32 {
+    let runs = segments.div_ceil(SMALL_SEGMENTS).max(1);
+    runs.next_power_of_two().trailing_zeros()
+}
 
 const _: () = assert!(SEGMENTS_AT.is_multiple_of(PAGE_SIZE as u64));
 const _: () = assert!(MAX_SEGMENT_BYTES <= u32::MAX as u64);
@@ -39,7 +50,7 @@ pub enum GeometryError {
         /// The segment size that was asked for or planned.
         segment: ByteSize,
     },
-    /// Too large for 12-bit segment numbers.
+    /// More than segments can be numbered.
     #[error(
         "{device} of flash are more than one cache can number ({MAX_SEGMENTS} segments of {segment} = {limit}): {remedy}"
     )]
@@ -70,10 +81,25 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The division of a device of `device_bytes`: segments of 1 MiB, or as large as 4,095 of them must be.
+    /// The division of a device of `device_bytes`: segments of 1 MiB, or as large as 4,095 of them must be, or where that is too large as
+    /// [`MAX_SEGMENTS`] of them must be.
+    ///
+    /// # Errors
+    /// When it is too small or too large to be divided.
     pub fn plan(device_bytes: u64) -> Result<Geometry, GeometryError> {
+        Geometry::plan_within(device_bytes, MAX_SEGMENT_BYTES)
+    }
+
+    /// The same with segments that are no larger than `most` bytes, as long as they can be numbered.
+    ///
+    /// # Errors
+    /// When it is too small or too large to be divided.
+    pub fn plan_within(device_bytes: u64, most: u64) -> Result<Geometry, GeometryError> {
         let usable = device_bytes.saturating_sub(SEGMENTS_AT);
-        let even = usable.div_ceil(u64::from(MAX_SEGMENTS)).next_multiple_of(PLANNED_MULTIPLE);
+        let among =
+            |segments: u16| usable.div_ceil(u64::from(segments)).next_multiple_of(PLANNED_MULTIPLE);
+        let most = most.min(MAX_SEGMENT_BYTES).next_multiple_of(PLANNED_MULTIPLE);
+        let even = among(SMALL_SEGMENTS).min(most).max(among(MAX_SEGMENTS));
         if even > MAX_SEGMENT_BYTES {
             return Err(GeometryError::TooLarge {
                 device: ByteSize(device_bytes),
@@ -158,9 +184,11 @@ mod tests {
     #[test]
     fn plans_reach_over_all_sizes() {
         let mut device = 5 << 20;
-        while device <= 1 << 40 {
+        while device <= 15 << 40 {
             let g = Geometry::plan(device).unwrap();
             assert!(g.segments() >= MIN_SEGMENTS && g.segments() <= MAX_SEGMENTS);
+            // What one run of segments reaches is not divided into more.
+            assert!(g.segments() <= SMALL_SEGMENTS || device > (1 << 40) - (1 << 30), "{g:?}");
             let end = g.offset(g.segments()) + u64::from(g.segment_bytes());
             assert!(end <= device);
             // Less than one segment is left over, and no more than 64 KiB per segment is rounded away.
@@ -171,17 +199,40 @@ mod tests {
             device += device / 7;
         }
         assert_eq!(Geometry::plan(4 << 30).unwrap().segments(), 4095);
+        // With a bound there are more of them, as long as there are numbers.
+        let g = Geometry::plan_within(1 << 40, 16 << 20).unwrap();
+        assert!(
+            (16 << 20..17 << 20).contains(&g.segment_bytes()) && g.segments() > 65_000,
+            "{g:?}"
+        );
+        assert_eq!(Geometry::plan(8 << 40).unwrap().segments(), 32_767);
     }
 
     #[test]
     fn refusals_name_the_figure() {
         let small = Geometry::plan(3 << 20).unwrap_err().to_string();
         assert!(small.contains("3 MiB") && small.contains("5 MiB"), "{small}");
-        let large = Geometry::plan(2 << 40).unwrap_err().to_string();
-        assert!(large.contains("2 TiB") && large.contains("give it less"), "{large}");
+        let large = Geometry::plan(17 << 40).unwrap_err().to_string();
+        assert!(large.contains("17 TiB") && large.contains("give it less"), "{large}");
         assert_eq!(Geometry::with_segment(1 << 30, 5000), Err(GeometryError::SegmentSize(5000)));
         assert!(Geometry::with_segment(1 << 40, 8192).is_err());
         assert!(Geometry::with_segment(0, 8192).is_err());
         assert!(Geometry::with_segment(u64::MAX, 1 << 20).is_err());
+    }
+
+    #[test]
+    fn runs_are_counted_in_bits() {
+        for (segments, bits) in [
+            (0, 0),
+            (1, 0),
+            (4095, 0),
+            (4096, 1),
+            (8190, 1),
+            (8191, 2),
+            (32_760, 3),
+            (MAX_SEGMENTS, 4),
+        ] {
+            assert_eq!(run_bits(segments), bits, "{segments}");
+        }
     }
 }

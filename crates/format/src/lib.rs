@@ -5,7 +5,7 @@
 //! ```text
 //! flash   0        4 KiB     8 KiB            1 MiB
 //!         +--------+---------+----------------+-----------+-----------+-- ... --+-----------+
-//!         | super- | super-  | reserved, zero | segment 1 | segment 2 |         | segment n |   n <= 4,095
+//!         | super- | super-  | reserved, zero | segment 1 | segment 2 |         | segment n |   n <= 65,520
 //!         | block A| block B |                |           |           |         |           |
 //!         +--------+---------+----------------+-----------+-----------+-- ... --+-----------+
 //! small   a segment of 4 KiB pages; records back to back from the start of a page, zeros after the last

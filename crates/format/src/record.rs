@@ -72,7 +72,7 @@ const LONG: u8 = 1 << 7;
 pub struct Filling {
     /// The device's salt , from the superblock.
     pub salt: u32,
-    /// Segment number, 1..=4095.
+    /// Segment number, from 1 on.
     pub segment: u16,
     /// How often segments have been filled before, never repeated on one device.
     pub generation: u64,

@@ -14,6 +14,7 @@ use larder_base::{HashKey, KeyHasher, ObjectHash, Rng, Words};
 use serde::Serialize;
 
 use larder_engine::index::{ClockBits, Entry, Family, FlashIndex, IndexError, Place};
+use larder_format::geometry::SMALL_SEGMENTS;
 
 /// What to run.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,7 +149,7 @@ impl BenchConfig {
         let settings: [(&'static str, bool, String, &'static str); 7] = [
             (
                 "segments",
-                (2..=Entry::MAX_SEGMENT).contains(&self.segments),
+                (2..=SMALL_SEGMENTS).contains(&self.segments),
                 self.segments.to_string(),
                 "2 to 4095",
             ),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::ByteSize;
+use larder_engine::kv::node::AdmissionNeed;
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
 use larder_policy::budget::WriteBudgetConfig;
@@ -24,7 +25,7 @@ pub struct Builder {
     memory: Option<ByteSize>,
     directory: Option<PathBuf>,
     flash: Option<ByteSize>,
-    object_size: u32,
+    object_size: Option<u32>,
     max_object: u32,
     admission: Result<AdmissionConfig, AdmissionError>,
     budget: WriteBudgetConfig,
@@ -38,7 +39,7 @@ impl Default for Builder {
             memory: None,
             directory: None,
             flash: None,
-            object_size: defaults::OBJECT_SIZE,
+            object_size: None,
             max_object: defaults::MAX_ITEM,
             admission: Ok(AdmissionConfig::default()),
             budget: WriteBudgetConfig::default(),
@@ -67,10 +68,10 @@ impl Builder {
     }
 
     /// The mean size of an object on flash, bytes: the index is divided for it (4 bytes of DRAM an object, 6 where admission weighs
-    /// reads against sizes). 280 by default.
+    /// reads against sizes), which follows the objects that come. 280 by default, or, if that index does not fit the memory, the least that does.
     #[must_use]
     pub fn object_size(mut self, bytes: u32) -> Builder {
-        self.object_size = bytes;
+        self.object_size = Some(bytes);
         self
     }
 
@@ -115,6 +116,14 @@ impl Builder {
             || defaults::memory(larder_runtime::machine::usable_memory().unwrap_or(0)),
             |bytes| bytes.0,
         );
+        let admission = self.admission.map_err(CacheError::Admission)?;
+        let object_size = match (self.object_size, &self.flash) {
+            (Some(bytes), _) => bytes,
+            (None, Some(flash)) => {
+                defaults::object_size(flash.0, memory, AdmissionNeed::of(&admission)) as u32
+            }
+            (None, None) => defaults::OBJECT_SIZE,
+        };
         let config = CacheConfig {
             memory,
             max_item: self.max_object,
@@ -124,9 +133,9 @@ impl Builder {
             data_dir: self.directory.clone().unwrap_or_default(),
             flash: self.directory.map(|directory| directory.join(FLASH_FILE)),
             flash_size: self.flash.map(|bytes| bytes.0),
-            flash_object_size: self.object_size,
+            flash_object_size: object_size,
             format_flash: false,
-            admission: self.admission.map_err(CacheError::Admission)?,
+            admission,
             budget: self.budget,
             applications: Default::default(),
             memory_file: None,

@@ -132,7 +132,6 @@ impl Args {
         }
         // Unless a flag names another.
         let flash = extended.flash.filter(|flash| settings.flash.as_ref() == Some(flash));
-        settings.objects_fit = flash.is_some();
         let flash_folder = flash.as_deref().and_then(folder_of);
         Ok(Given { settings, ignored, flash_folder })
     }

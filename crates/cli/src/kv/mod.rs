@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let given = args.settings()?;
     let child = std::env::var_os(DAEMON).is_some();
     let listens_by_default = given.settings.listen.is_none();
-    let objects_fit = given.settings.objects_fit && given.settings.flash_object_size.is_none();
+    let objects_fit = given.settings.flash_object_size.is_none();
     let config = Config::resolve(given.settings, &machine::facts(given.flash_folder))
         .map_err(|e| CliError::Usage(e.to_string()))?;
     if args.list.is_printing() {

@@ -5,7 +5,7 @@
 
 use larder_base::Words;
 
-use super::bucket::{Line, PAIRS, WORDS, positions};
+use super::bucket::{Line, PAIRS, Runs, WORDS, positions};
 use super::grow::{MOST_TIMES, Spots};
 use super::{BASE, ClockBits, FlashIndex, HEADER_WORDS, JOURNAL, Place, least_width};
 
@@ -68,8 +68,9 @@ pub enum IndexError {
 /// something else wrote to fails this mostly; what passes names places where no object is found.
 fn is_sound(line: &Line) -> bool {
     positions(line.free_small() | line.free_wide()).all(|pos| !line.raw(pos).is_dirty())
-        && positions(line.live_wide())
-            .all(|pos| !matches!(line.raw(pos).entry().place, Place::Extent { length: 0, .. }))
+        && positions(line.live_wide()).all(|pos| {
+            !matches!(line.raw(pos).entry(Runs::default()).place, Place::Extent { length: 0, .. })
+        })
 }
 
 fn buckets_in(words: &Words) -> Result<u32, IndexError> {
@@ -121,7 +122,30 @@ impl FlashIndex {
     fn over(words: Words, base: u32, buckets: u32, clock: ClockBits) -> FlashIndex {
         let spots = Spots::new(base, buckets);
         let clock_max = clock.max();
-        FlashIndex { words, buckets, base, spots, clock_max, len: 0, wide: 0, hot: 0, hand: 0 }
+        let runs = Runs::default();
+        FlashIndex {
+            words,
+            buckets,
+            base,
+            spots,
+            clock_max,
+            runs,
+            len: 0,
+            wide: 0,
+            hot: 0,
+            hand: 0,
+        }
+    }
+
+    /// The same empty index, of a flash of so many segments: at first of up to 4,095.
+    ///
+    /// # Panics
+    /// If it is not empty.
+    #[must_use]
+    pub fn of_segments(mut self, segments: u16) -> FlashIndex {
+        assert!(self.is_empty(), "an index that has entries");
+        self.runs = Runs::of(segments);
+        self
     }
 
     /// Whether `words` may hold an index that began with `base` buckets.
@@ -134,13 +158,15 @@ impl FlashIndex {
     }
 
     /// Takes over an index that another process left in `words`, in one pass: wipes what a kill caught half-changed,
-    /// drops the entries of segments that `keep` does not want, counts the rest. May itself be cut and repeated.
+    /// drops the entries of segments that `keep` does not want, counts the rest. May itself be cut and repeated. It must have been an index
+    /// of a flash of as many `segments`.
     ///
     /// # Errors
     /// If `words` hold no index of this layout and size. The caller makes a new one: a cache may forget.
     pub fn attach(
         mut words: Words,
         clock: ClockBits,
+        segments: u16,
         mut keep: impl FnMut(u16) -> bool,
     ) -> Result<(FlashIndex, Attached), IndexError> {
         let room = buckets_in(&words)?;
@@ -160,7 +186,7 @@ impl FlashIndex {
         if words.load(BASE) != base {
             words.store(BASE, base);
         }
-        let mut index = FlashIndex::over(words, base as u32, buckets, clock);
+        let mut index = FlashIndex::over(words, base as u32, buckets, clock).of_segments(segments);
         let mut report = Attached::default();
         match index.words.load(JOURNAL) {
             0 => {}
@@ -183,7 +209,7 @@ impl FlashIndex {
             let mut settle = line.width() > 0;
             for pos in positions(line.live()) {
                 let raw = line.raw(pos);
-                let entry = raw.entry();
+                let entry = raw.entry(index.runs);
                 index.count_in(raw);
                 // What a split had not yet cleared where it was is found where it went.
                 if !index.belongs(bucket, line.tag(pos)) || !keep(entry.segment) {
@@ -240,7 +266,7 @@ impl FlashIndex {
                 return Err(format!("bucket {bucket}: slot {pos} is empty but not zero"));
             }
             for pos in positions(line.live()) {
-                let entry = line.raw(pos).entry();
+                let entry = line.raw(pos).entry(self.runs);
                 if entry.clock > self.clock_max {
                     return Err(format!(
                         "bucket {bucket}: slot {pos}: CLOCK {} above {}",

@@ -10,8 +10,11 @@
 //! made of the four bits that each word has left; its CLOCK lies in one nibble, so that a hit is a single store there too.
 //!
 //! Wide entries take a whole word: slot 2k is laid out as above, but its 4 function bits and the 30 bits of slot 2k+1 are
-//! payload (extent start and length). They fill words from the end of the bucket: the width 0, 1, 2 or 3 says that the
+//! payload: the extent's length in 12 bits, and in 22 bits where it starts, of whose highest bits as many as are needed say in which run
+//! of 4,095 segments the segment lies ([`Runs`]). They fill words from the end of the bucket: the width 0, 1, 2 or 3 says that the
 //! last 0, 1, 3 or 7 words belong to wide entries. A slot whose segment is 0 is empty and then zero throughout.
+
+use larder_format::geometry::{SMALL_SEGMENTS, run_bits};
 
 use super::{Entry, Place};
 
@@ -273,6 +276,22 @@ impl Line {
     }
 }
 
+/// How segments beyond 4,095 are told apart: wide entries give up this many bits of where their extent starts to the run of 4,095 segments
+/// that it is in, and extents start at multiples of 64 bytes, doubled for each bit. Small entries lie in the first run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Runs(u8);
+
+impl Runs {
+    /// For so many segments.
+    pub(super) fn of(segments: u16) -> Runs {
+        Runs(run_bits(segments) as u8)
+    }
+
+    fn bits(self) -> u32 {
+        u32::from(self.0)
+    }
+}
+
 /// Bit 63 of a [`Raw`] marks a wide entry.
 const WIDE: u64 = 1 << 63;
 
@@ -303,25 +322,34 @@ impl Raw {
     ///
     /// # Panics
     /// If a field of `entry` is out of its range: these are the caller's own numbers, never input.
-    pub(super) fn encode(tag: u16, entry: &Entry) -> Raw {
-        assert!(
-            (1..=Entry::MAX_SEGMENT).contains(&entry.segment),
-            "segment {} outside 1..=4095",
-            entry.segment
-        );
+    pub(super) fn encode(tag: u16, entry: &Entry, runs: Runs) -> Raw {
+        let segment = entry.segment;
+        assert!(segment > 0, "segment 0");
+        let (run, number) = ((segment - 1) / SMALL_SEGMENTS, (segment - 1) % SMALL_SEGMENTS + 1);
         assert!(entry.clock <= 3, "CLOCK {} outside 0..=3", entry.clock);
         let head = u64::from(tag)
-            | u64::from(entry.segment) << SEGMENT_SHIFT
+            | u64::from(number) << SEGMENT_SHIFT
             | u64::from(entry.clock) << CLOCK_SHIFT;
         match entry.place {
             Place::Page { function } => {
+                assert!(run == 0, "segment {segment} outside 1..=4095");
                 assert!(function < 16, "function {function} outside 0..16");
                 Raw(head | u64::from(function) << FUNCTION_SHIFT)
             }
             Place::Extent { start64, length } => {
+                let bits = runs.bits();
                 assert!(start64 < 1 << START_BITS, "extent start {start64} outside 22 bits");
+                assert!(
+                    start64.trailing_zeros() >= bits,
+                    "extent start {start64} in units of {bits} bits"
+                );
                 assert!((1..1 << 12).contains(&length), "extent length {length} outside 1..=4095");
-                let payload = u64::from(start64) | u64::from(length) << START_BITS;
+                assert!(
+                    u32::from(run) < 1 << bits,
+                    "segment {segment} in run {run} of {bits} bits"
+                );
+                let start = u64::from(start64 >> bits) | u64::from(run) << (START_BITS - bits);
+                let payload = start | u64::from(length) << START_BITS;
                 let low = payload & ((1 << LOW_PAYLOAD_BITS) - 1);
                 Raw(WIDE | head | low << FUNCTION_SHIFT | (payload >> LOW_PAYLOAD_BITS) << 30)
             }
@@ -354,13 +382,18 @@ impl Raw {
 
     /// The entry; its segment is 0 if the slot was empty.
     #[inline]
-    pub(super) fn entry(self) -> Entry {
-        let segment = (self.0 >> SEGMENT_SHIFT & 0xfff) as u16;
+    pub(super) fn entry(self, runs: Runs) -> Entry {
+        let mut segment = (self.0 >> SEGMENT_SHIFT & 0xfff) as u16;
         let function = self.0 >> FUNCTION_SHIFT & 15;
         let place = if self.is_wide() {
             let payload = function | (self.0 & PAIR_MASK) >> 30 << LOW_PAYLOAD_BITS;
+            let bits = runs.bits();
+            let start = (payload & ((1 << START_BITS) - 1)) as u32;
+            let run = (start >> (START_BITS - bits)) as u16;
+            // (Of what something else wrote any number may come out: there is no such segment then.)
+            segment = segment.saturating_add(run * SMALL_SEGMENTS);
             Place::Extent {
-                start64: (payload & ((1 << START_BITS) - 1)) as u32,
+                start64: (start << bits) & ((1 << START_BITS) - 1),
                 length: (payload >> START_BITS) as u16,
             }
         } else {
@@ -404,14 +437,19 @@ pub(super) fn positions(mut mask: u32) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
     use larder_base::Rng;
+    use larder_format::geometry::MAX_SEGMENTS;
 
-    fn random_entry(rng: &mut Rng, wide: bool) -> (u16, Entry) {
-        let place = if wide {
-            Place::Extent { start64: rng.below(1 << 22) as u32, length: rng.range(1, 4095) as u16 }
+    fn random_entry(rng: &mut Rng, wide: bool, runs: Runs) -> (u16, Entry) {
+        let bits = runs.bits();
+        let (place, last) = if wide {
+            let start64 = (rng.below(1 << 22) as u32) >> bits << bits;
+            (Place::Extent { start64, length: rng.range(1, 4095) as u16 }, 4095 << bits)
         } else {
-            Place::Page { function: rng.below(16) as u8 }
+            (Place::Page { function: rng.below(16) as u8 }, 4095)
         };
-        let entry = Entry { segment: rng.range(1, 4095) as u16, place, clock: rng.below(4) as u8 };
+        // The ends too.
+        let segment = [1, 4095, 4096.min(last), last, rng.range(1, last)][rng.below(5) as usize];
+        let entry = Entry { segment: segment as u16, place, clock: rng.below(4) as u8 };
         (rng.below(4096) as u16, entry)
     }
 
@@ -422,12 +460,16 @@ mod tests {
     #[test]
     fn every_slot_keeps_its_bits_and_disturbs_no_other() {
         let mut rng = Rng::new(1);
-        for (width, starts) in STARTS.into_iter().enumerate() {
+        let all = [1, 4095, 4096, 8190, 16_380, 32_760, MAX_SEGMENTS].map(Runs::of);
+        let widths = || STARTS.into_iter().enumerate();
+        for (runs, (width, starts)) in
+            all.into_iter().cycle().take(140).flat_map(|runs| widths().map(move |w| (runs, w)))
+        {
             let mut line = Line([0; WORDS]).with_width(width);
             let mut expected = Vec::new();
             for pos in positions(starts) {
-                let (tag, entry) = random_entry(&mut rng, line.is_wide(pos));
-                let raw = Raw::encode(tag, &entry);
+                let (tag, entry) = random_entry(&mut rng, line.is_wide(pos), runs);
+                let raw = Raw::encode(tag, &entry, runs);
                 line = if raw.is_wide() {
                     line.with_pair(pos, raw.0)
                 } else {
@@ -439,13 +481,13 @@ mod tests {
             assert_eq!(line.live(), starts);
             assert_eq!((line.free_small(), line.free_wide()), (0, 0));
             for &(pos, tag, entry) in &expected {
-                assert_eq!((line.tag(pos), line.raw(pos).entry()), (tag, entry));
+                assert_eq!((line.tag(pos), line.raw(pos).entry(runs)), (tag, entry));
                 let want = expected.iter().filter(|e| e.1 == tag).fold(0, |m, e| m | 1 << e.0);
                 assert_eq!(line.matches(tag), want);
                 assert!(!is_vain(&line, tag));
                 for clock in 0..4 {
                     let changed = line.with_clock(pos, clock);
-                    assert_eq!(changed.raw(pos).entry(), Entry { clock, ..entry });
+                    assert_eq!(changed.raw(pos).entry(runs), Entry { clock, ..entry });
                     assert!(line.0.iter().zip(&changed.0).filter(|(a, b)| a != b).count() <= 1);
                     assert!(
                         expected.iter().all(|e| e.0 == pos || changed.raw(e.0) == line.raw(e.0))

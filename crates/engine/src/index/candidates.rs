@@ -1,7 +1,7 @@
 //! A short list of entries, without allocation.
 
 use super::Entry;
-use super::bucket::Raw;
+use super::bucket::{Raw, Runs};
 
 /// Entries that may be an object's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -9,11 +9,16 @@ pub struct Candidates {
     raw: [Raw; Candidates::CAPACITY],
     len: u8,
     omitted: u8,
+    runs: Runs,
 }
 
 impl Candidates {
     /// How many a list holds. An index at full load gives more than one in 120 probes, more than two in 30,000.
     pub const CAPACITY: usize = 8;
+
+    pub(super) fn new(runs: Runs) -> Candidates {
+        Candidates { runs, ..Candidates::default() }
+    }
 
     /// Number of entries.
     #[inline]
@@ -35,13 +40,13 @@ impl Candidates {
 
     /// Entry `index`, if there are so many.
     pub fn get(&self, index: usize) -> Option<Entry> {
-        self.raw[..self.len()].get(index).map(|raw| raw.entry())
+        self.raw[..self.len()].get(index).map(|raw| raw.entry(self.runs))
     }
 
     /// The entries, in the order in which to try them.
     #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Entry> + '_ {
-        self.raw[..self.len()].iter().map(|raw| raw.entry())
+        self.raw[..self.len()].iter().map(|raw| raw.entry(self.runs))
     }
 
     #[inline]

@@ -32,7 +32,7 @@ impl FlashIndex {
     pub fn insert(&mut self, hash: ObjectHash, mut entry: Entry) -> Inserted {
         entry.clock = entry.clock.min(self.clock_max);
         let (tag, both) = self.buckets_of(hash);
-        let raw = Raw::encode(tag, &entry);
+        let raw = Raw::encode(tag, &entry, self.runs);
         let mut done = Inserted::default();
         self.insert_raw(distinct(&both), raw, &mut done);
         done

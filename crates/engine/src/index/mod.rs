@@ -41,7 +41,7 @@ pub use insert::Inserted;
 
 use grow::Spots;
 
-use bucket::{Line, PAIRS, Raw, SLOTS, SPREAD, Seek, WORDS, positions};
+use bucket::{Line, PAIRS, Raw, Runs, SLOTS, SPREAD, Seek, WORDS, positions};
 
 /// Words before the first bucket: one line of the index's own, one of its owner's.
 const HEADER_WORDS: usize = 2 * WORDS;
@@ -55,17 +55,13 @@ const OWNER: usize = WORDS;
 /// What the index knows of an object on flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Entry {
-    /// The segment, 1..=4095.
+    /// The segment, 1 to [`MAX_SEGMENTS`](larder_format::geometry::MAX_SEGMENTS); of a place in a page one of the first
+    /// [`SMALL_SEGMENTS`](larder_format::geometry::SMALL_SEGMENTS).
     pub segment: u16,
     /// Where in the segment.
     pub place: Place,
     /// CLOCK, 0..=3: 0 makes it a ghost (readable, dropped when its segment is reclaimed).
     pub clock: u8,
-}
-
-impl Entry {
-    /// The highest segment number. 12 bits: partition larger flash by hash.
-    pub const MAX_SEGMENT: u16 = 4095;
 }
 
 /// Where in its segment an object lies.
@@ -79,7 +75,8 @@ pub enum Place {
     },
     /// An extent of its own, for a large object. Takes two slots.
     Extent {
-        /// Where it starts, in units of 64 bytes from the segment's start: 22 bits.
+        /// Where it starts, in units of 64 bytes from the segment's start: 22 bits, of which the lowest are 0 where there are more than
+        /// 4,095 segments ([`run_bits`](larder_format::geometry::run_bits)).
         start64: u32,
         /// How much must be read from there, 12 bits, above 0: [`extent_bytes`](crate::segment::extent_bytes).
         length: u16,
@@ -138,6 +135,7 @@ pub struct FlashIndex {
     base: u32,
     spots: Spots,
     clock_max: u8,
+    runs: Runs,
     len: u64,
     wide: u64,
     hot: u64,
@@ -187,7 +185,7 @@ impl FlashIndex {
     #[inline]
     pub fn probe(&self, hash: ObjectHash) -> Candidates {
         let (tag, both) = self.buckets_of(hash);
-        let mut found = Candidates::default();
+        let mut found = Candidates::new(self.runs);
         for &bucket in distinct(&both) {
             if let Some((line, matches)) = self.matching(bucket, tag) {
                 positions(matches).for_each(|pos| found.push_distinct(line.raw(pos)));
@@ -202,7 +200,7 @@ impl FlashIndex {
         let (tag, both) = self.buckets_of(hash);
         distinct(&both).iter().find_map(|&bucket| {
             let (line, matches) = self.matching(bucket, tag)?;
-            Some(line.raw(matches.trailing_zeros() as usize).entry())
+            Some(line.raw(matches.trailing_zeros() as usize).entry(self.runs))
         })
     }
 
@@ -237,7 +235,7 @@ impl FlashIndex {
         let (bucket, pos) = self.find(hash, segment, place)?;
         let raw = self.clear(bucket, pos);
         self.settle(bucket);
-        Some(raw.entry())
+        Some(raw.entry(self.runs))
     }
 
     /// Removes every entry that may be `hash`'s object, with those of other objects that share its tag and buckets
@@ -245,7 +243,7 @@ impl FlashIndex {
     /// caller verifies the removed entries and gives the innocent ones back by [`Self::restore`].
     pub fn remove_matching(&mut self, hash: ObjectHash) -> Candidates {
         let (tag, both) = self.buckets_of(hash);
-        let mut removed = Candidates::default();
+        let mut removed = Candidates::new(self.runs);
         for &bucket in distinct(&both) {
             if let Some((_, matches)) = self.matching(bucket, tag) {
                 for pos in positions(matches) {
@@ -313,7 +311,7 @@ impl FlashIndex {
                 }
                 if clock == 1 {
                     done.ghosts_made += 1;
-                    ghost(&line.raw(pos).entry());
+                    ghost(&line.raw(pos).entry(self.runs));
                 }
             }
             // Every CLOCK lies within one word: no store leaves a half-changed entry.
@@ -332,7 +330,7 @@ impl FlashIndex {
             let line = self.line(bucket);
             let mut here = 0;
             for pos in positions(line.live()) {
-                if line.raw(pos).entry().segment == segment {
+                if line.raw(pos).entry(self.runs).segment == segment {
                     self.clear(bucket, pos);
                     here += 1;
                 }
@@ -362,7 +360,7 @@ impl FlashIndex {
     pub fn for_each(&self, mut f: impl FnMut(&Entry)) {
         for bucket in 0..self.buckets {
             let line = self.line(bucket);
-            positions(line.live()).for_each(|pos| f(&line.raw(pos).entry()));
+            positions(line.live()).for_each(|pos| f(&line.raw(pos).entry(self.runs)));
         }
     }
 
@@ -485,7 +483,7 @@ impl FlashIndex {
     #[inline]
     fn find(&self, hash: ObjectHash, segment: u16, place: Place) -> Option<(u32, usize)> {
         let (tag, both) = self.buckets_of(hash);
-        let wanted = Raw::encode(tag, &Entry { segment, place, clock: 0 });
+        let wanted = Raw::encode(tag, &Entry { segment, place, clock: 0 }, self.runs);
         distinct(&both).iter().find_map(|&bucket| {
             let (line, matches) = self.matching(bucket, tag)?;
             positions(matches)

@@ -215,7 +215,7 @@ pub enum Reply<'a> {
 /// Where bytes lie on flash, and of which life of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// Segment, 1..=4095.
+    /// Segment, from 1 on.
     pub segment: u16,
     /// Which filling of that segment: a read can complete after the segment was reclaimed and filled anew.
     pub generation: u64,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use larder_base::KeyHasher;
+use larder_format::geometry::{SMALL_SEGMENTS, run_bits};
+use larder_format::page::EXTENT_ALIGN;
 use larder_policy::application::Shares;
 
 use crate::segment::LONGEST_EXTENT;
@@ -47,7 +49,7 @@ impl FlashGeometry {
         u64::from(self.segments) * u64::from(self.segment_bytes)
     }
 
-    /// The last segment of the zone of segment `s`: an eighth of the flash, a quarter where that is few. A record may go on from segment to segment, but not
+    /// The last segment of the zone of segment `s`: an eighth of the flash (of its first 4,095 segments), a quarter where that is few. A record may go on from segment to segment, but not
     /// beyond its zone: within one, segments are filled and reclaimed in the order of their numbers, so that none loses its end
     /// before its beginning.
     pub fn zone_end(&self, s: u16) -> u16 {
@@ -57,7 +59,14 @@ impl FlashGeometry {
 
     /// Segments of a zone.
     fn zone(&self) -> u16 {
-        (self.segments / 8).max((self.segments / 4).min(8)).max(1)
+        // So that a zone that is kept for large records leaves some of those that can hold small ones.
+        let segments = self.segments.min(SMALL_SEGMENTS);
+        (segments / 8).max((segments / 4).min(8)).max(1)
+    }
+
+    /// Large records begin at multiples of so many bytes.
+    pub fn extent_align(&self) -> usize {
+        EXTENT_ALIGN << run_bits(self.segments)
     }
 
     /// The longest record that can lie on this flash, bytes.

@@ -399,6 +399,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             Some((first, last)) if first == segment => {
                 self.kept = (first < last).then_some((first + 1, last));
             }
+            _ if self.is_beside(kind, segment) => {}
             _ => self.move_cursor(segment),
         }
         if kind == Kind::Large && self.goes_on {
@@ -406,7 +407,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         }
         let filling = Filling { salt: self.config.flash.salt, segment, generation };
         self.open[i] = Some(Open {
-            builder: SegmentBuilder::new(kind, filling, buffer),
+            builder: SegmentBuilder::new(kind, filling, buffer)
+                .with_align(self.config.flash.extent_align()),
             segment,
             generation,
             staged: vec![Vec::new(); self.cleaning.len()],

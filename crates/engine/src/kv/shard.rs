@@ -188,13 +188,14 @@ impl KvShard {
     ) -> Result<(KvShard, Attached), IndexError> {
         let mut live = vec![0u32; generations.len()];
         let known = |s: u16| generations.get(usize::from(s)).is_some_and(|&g| g != 0);
-        let (index, report) = FlashIndex::attach(words, clock_bits(config.clock_max), |s| {
-            let keep = known(s);
-            if keep {
-                live[usize::from(s)] += 1;
-            }
-            keep
-        })?;
+        let (index, report) =
+            FlashIndex::attach(words, clock_bits(config.clock_max), config.flash.segments, |s| {
+                let keep = known(s);
+                if keep {
+                    live[usize::from(s)] += 1;
+                }
+                keep
+            })?;
         if index.base_buckets() != config.index_buckets {
             let recorded = u64::from(index.base_buckets());
             return Err(IndexError::Buckets { recorded, room: config.index_buckets });
@@ -229,7 +230,8 @@ impl<M: ObjectMemory> KvShard<M> {
         memory: M,
     ) -> Result<KvShard<M>, IndexError> {
         let (clock, base) = (clock_bits(config.clock_max), config.index_buckets);
-        let index = FlashIndex::create_in(words, base, clock)?;
+        let segments = config.flash.segments;
+        let index = FlashIndex::create_in(words, base, clock)?.of_segments(segments);
         Ok(Self::with_index(config, admission, index, memory))
     }
 

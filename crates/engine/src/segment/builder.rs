@@ -200,8 +200,9 @@ pub struct SegmentBuilder<B> {
     /// Small: one bit per hash that was placed, 256 bits per page. Says of nearly every object that no older version of it is
     /// here, without a walk over the headers of its page.
     seen: Vec<u64>,
-    /// Large: where the next record goes.
+    /// Large: where the next record goes, and at multiples of what.
     cursor: usize,
+    align: usize,
     fill: Fill,
     refused_in_a_row: u32,
     mark: FullMark,
@@ -229,6 +230,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
             levels: vec![0; pages],
             seen: vec![0; pages * SEEN_WORDS_PER_PAGE],
             cursor: 0,
+            align: EXTENT_ALIGN,
             fill: Fill { capacity: len as u64, ..Fill::default() },
             refused_in_a_row: 0,
             mark: FullMark::default(),
@@ -241,6 +243,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
         assert!((1..=FUNCTIONS).contains(&functions), "{functions} functions");
         self.choice = choice;
         self.functions = functions;
+        self
+    }
+
+    /// Large records begin at multiples of `align` bytes, itself one of 64.
+    #[must_use]
+    pub fn with_align(mut self, align: usize) -> SegmentBuilder<B> {
+        assert!(align > 0 && align.is_multiple_of(EXTENT_ALIGN), "records at multiples of {align}");
+        self.align = align;
         self
     }
 
@@ -338,7 +348,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
                 return Ok((placed, Some(rest)));
             }
             Kind::Large => {
-                let end = (at + len).next_multiple_of(EXTENT_ALIGN).min(self.buffer.as_ref().len());
+                let end = (at + len).next_multiple_of(self.align).min(self.buffer.as_ref().len());
                 self.fill.padding += (end - at - len) as u64;
                 self.cursor = end;
                 self.buffer.as_mut()[at + len..end].fill(0);
@@ -369,7 +379,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
         debug_assert!(self.is_empty() && self.kind == Kind::Large);
         let buffer = self.buffer.as_mut();
         let taken = rest.lay(buffer, value);
-        let end = taken.next_multiple_of(EXTENT_ALIGN).min(buffer.len());
+        let end = taken.next_multiple_of(self.align).min(buffer.len());
         buffer[taken..end].fill(0);
         self.cursor = end;
         self.fill.begins = end as u64;

@@ -544,8 +544,8 @@ fn resolve_flash(
     let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
     let object_size = match (s.flash_object_size, s.flash_size) {
         (Some(size), _) => size.0,
-        (None, Some(flash)) if s.objects_fit => defaults::object_size(flash.0, memory, need),
-        (None, _) => defaults::OBJECT_SIZE.into(),
+        (None, Some(flash)) => defaults::object_size(flash.0, memory, need),
+        (None, None) => defaults::OBJECT_SIZE.into(),
     };
     s.flash_object_size = Some(ByteSize(object_size));
     defaults::check_object_size(object_size)
@@ -725,28 +725,26 @@ mod tests {
         }
     }
 
-    /// memcached's extstore is given a path and a size: how large objects are is nowhere said.
+    /// How large objects are need not be said: an index for flash that is large for the memory is made to fit it.
     #[test]
-    fn the_index_of_memcacheds_flash_fits_the_memory() {
-        let given = |objects_fit, object| Settings {
+    fn the_index_of_a_large_flash_fits_the_memory() {
+        let given = |object| Settings {
             flash: Some("/f".into()),
             flash_size: Some(ByteSize::gib(20)),
             memory_limit: Some(ByteSize::mib(512)),
             flash_object_size: object,
-            objects_fit,
             ..Settings::default()
         };
-        let c = Config::resolve(given(true, None), &machine()).unwrap();
+        let c = Config::resolve(given(None), &machine()).unwrap();
         assert!((900..2048).contains(&c.flash.unwrap().object_size));
         let again = larder_settings::of_file(&c.effective.print(), Path::new("p")).unwrap();
         assert_eq!(
             Config::resolve(again, &machine()).unwrap().effective.print(),
             c.effective.print()
         );
-        for given in [given(false, None), given(true, Some(ByteSize(280)))] {
-            let e = Config::resolve(given, &machine()).unwrap_err().to_string();
-            assert!(e.contains("flash-object-size"), "{e}");
-        }
+        // What is said is held to.
+        let e = Config::resolve(given(Some(ByteSize(280))), &machine()).unwrap_err().to_string();
+        assert!(e.contains("flash-object-size"), "{e}");
     }
 
     #[test]

@@ -32,7 +32,7 @@ const CLOCK_BITS: u8 = defaults::CLOCK_MAX.ilog2() as u8 + 1;
     mut_arg("port", |arg| default_is(arg, &format!("{DEFAULT_PORT}, none beside a Unix socket"))),
     mut_arg("flash_object_size", |arg| {
         let usual = ByteSize(defaults::OBJECT_SIZE.into());
-        default_is(arg, &format!("{usual}; by -o ext_path, if that index does not fit the memory, the least that does"))
+        default_is(arg, &format!("{usual}; if that index does not fit the memory, the least that does"))
     }),
     mut_arg("admission", |arg| default_is(arg, AdmissionConfig::default().policy.as_str())),
     mut_arg("admission_objective", |arg| default_is(arg, Objective::default().as_str())),
@@ -213,10 +213,6 @@ pub struct Settings {
     /// objects that come
     #[arg(long, value_name = "SIZE", help_heading = "Flash")]
     pub flash_object_size: Option<ByteSize>,
-    /// The flash's size was chosen where nothing is said of objects: an index for such a flash is made to fit the memory.
-    #[arg(skip)]
-    #[serde(skip)]
-    pub objects_fit: bool,
     /// Which objects go to flash: flashiness, flashiness_paper, expected_reads, ghost, reject_first, probability, write_rate or all;
     /// a file may have a table instead, with the policy's parameters
     #[arg(long, value_name = "POLICY", help_heading = "Flash")]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use larder_base::ByteSize;
 use larder_engine::kv::ClockMode as EngineClockMode;
-use larder_engine::kv::node::defaults;
+use larder_engine::kv::node::{AdmissionNeed, defaults};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsTable;
 use larder_policy::budget::WriteBudgetConfig;
@@ -246,7 +246,7 @@ pub struct Hybrid {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<u32>,
     /// Mean bytes of a record, by which index and admission are sized, as `larder kv --flash-object-size` has it. Default: with
-    /// `memory` 280, as there; with `dram` 320.
+    /// `memory` as there: 280, or what makes the index fit; with `dram` 320.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_record: Option<u64>,
     /// Bits of CLOCK: 1 or 2. Default 2.
@@ -280,9 +280,14 @@ pub struct Hybrid {
 impl Hybrid {
     /// Mean bytes of a record.
     pub(super) fn object(&self) -> u64 {
-        let default =
-            if self.memory.is_some() { defaults::OBJECT_SIZE.into() } else { STUDY_OBJECT };
-        self.mean_record.unwrap_or(default)
+        let default = || match self.memory {
+            Some(memory) => {
+                let need = AdmissionNeed::of(&self.admission);
+                defaults::object_size(self.flash.0, memory.0, need)
+            }
+            None => STUDY_OBJECT,
+        };
+        self.mean_record.unwrap_or_else(default)
     }
 }
 

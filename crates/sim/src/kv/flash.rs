@@ -17,6 +17,7 @@ use larder_engine::dram::Contents;
 use larder_engine::kv::api::{FlashRead, Location};
 use larder_engine::kv::node::StateIo;
 use larder_engine::kv::{IoFailed, SegmentIo};
+use larder_format::geometry::run_bits;
 use larder_format::page::{EXTENT_ALIGN, SMALL_MAX};
 use larder_format::record::{FIXED_LEN, OPTIONAL_LEN};
 use larder_format::{Filling, PAGE_SIZE};
@@ -329,6 +330,8 @@ impl Stored {
 pub(super) struct Flash {
     segments: Vec<Stored>,
     segment_bytes: u32,
+    /// Large records begin at multiples of so many bytes.
+    align: usize,
     salt: u32,
     /// The highest generation that was met.
     generation: u64,
@@ -344,10 +347,12 @@ pub(super) struct Flash {
 
 impl Flash {
     pub(super) fn new(salt: u32, segments: u16, segment_bytes: u32, contents: Contents) -> Flash {
+        let align = EXTENT_ALIGN << run_bits(segments);
         let segments = (0..=segments).map(|_| Stored::default()).collect();
         Flash {
             segments,
             segment_bytes,
+            align,
             salt,
             generation: 0,
             contents,
@@ -477,7 +482,7 @@ impl SegmentIo for Flash {
             let mut at = first;
             while let Some(head) = bytes.get(at..).and_then(Head::read) {
                 self.heads.push((at as u32, head));
-                at += head.len().next_multiple_of(EXTENT_ALIGN);
+                at += head.len().next_multiple_of(self.align);
             }
         } else {
             for (number, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {

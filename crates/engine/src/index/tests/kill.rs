@@ -16,7 +16,7 @@ fn objects(all: &Contents) -> Vec<(Family, u16, Place)> {
 }
 
 fn attach(words: Words) -> (FlashIndex, Attached) {
-    FlashIndex::attach(words, ClockBits::Two, |_| true).unwrap()
+    FlashIndex::attach(words, ClockBits::Two, MAX_SEGMENTS, |_| true).unwrap()
 }
 
 /// Cuts `change` after every number of stores and checks what is found. Returns how many cuts there were and how many
@@ -94,7 +94,8 @@ fn a_kill_anywhere_leaves_a_sound_index() {
         (6, 12, 4096, 0.1),
     ] {
         let words = Words::heap(FlashIndex::words_for(buckets));
-        let mut index = FlashIndex::create(words, ClockBits::Two).unwrap();
+        let mut index =
+            FlashIndex::create(words, ClockBits::Two).unwrap().of_segments(MAX_SEGMENTS);
         let mut source = Source::new(seed, tags, wide, 3);
         for _ in 0..700 {
             let change = source.draw();
@@ -169,21 +170,24 @@ fn a_removal_that_returned_stays_removed() {
 
 #[test]
 fn attaching_can_itself_be_cut() {
-    let mut index =
-        FlashIndex::create(Words::heap(FlashIndex::words_for(4)), ClockBits::Two).unwrap();
+    let mut index = FlashIndex::create(Words::heap(FlashIndex::words_for(4)), ClockBits::Two)
+        .unwrap()
+        .of_segments(MAX_SEGMENTS);
     let mut source = Source::new(31, 4096, 0.2, 3);
     (0..200).for_each(|_| apply(&mut index, source.draw()));
     // A kill in the middle of the spread slot's change, then kills while that is repaired and half is dropped.
     index.words.store(JOURNAL, 2);
     let keep = |segment: u16| !segment.is_multiple_of(3);
-    let expected =
-        contents(&FlashIndex::attach(index.words.snapshot(), ClockBits::Two, keep).unwrap().0);
+    let expected = contents(
+        &FlashIndex::attach(index.words.snapshot(), ClockBits::Two, MAX_SEGMENTS, keep).unwrap().0,
+    );
     for fuse in 0..400 {
         let mut words = index.words.snapshot();
         words.set_fuse(fuse);
-        let (dying, _) = FlashIndex::attach(words, ClockBits::Two, keep).unwrap();
+        let (dying, _) = FlashIndex::attach(words, ClockBits::Two, MAX_SEGMENTS, keep).unwrap();
         let finished = !dying.words.is_dead();
-        let (found, _) = FlashIndex::attach(dying.words.snapshot(), ClockBits::Two, keep).unwrap();
+        let (found, _) =
+            FlashIndex::attach(dying.words.snapshot(), ClockBits::Two, MAX_SEGMENTS, keep).unwrap();
         found.validate().unwrap();
         let left = contents(&found);
         assert!(minus(&left, &expected).is_empty(), "fuse {fuse}");
@@ -199,8 +203,9 @@ fn attaching_can_itself_be_cut() {
 fn garbage_is_wiped_and_breaks_nothing() {
     let mut rng = larder_base::Rng::new(77);
     for round in 0..400 {
-        let mut index =
-            FlashIndex::create(Words::heap(FlashIndex::words_for(6)), ClockBits::Two).unwrap();
+        let mut index = FlashIndex::create(Words::heap(FlashIndex::words_for(6)), ClockBits::Two)
+            .unwrap()
+            .of_segments(MAX_SEGMENTS);
         let mut source = Source::new(round, 4096, 0.3, 3);
         (0..100).for_each(|_| apply(&mut index, source.draw()));
         for _ in 0..rng.range(1, 40) {

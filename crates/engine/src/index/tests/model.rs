@@ -1,6 +1,7 @@
 //! The naive index that the real one is measured by: a sorted list of (family, entry), and operations on both.
 
 use larder_base::{ObjectHash, Rng, Words};
+pub(super) use larder_format::geometry::{MAX_SEGMENTS, SMALL_SEGMENTS};
 
 use super::super::bucket::positions;
 use super::super::*;
@@ -18,14 +19,16 @@ pub(super) fn random_hash(rng: &mut Rng, tags: u64) -> ObjectHash {
     hash_of(rng.next_u64() as u32, (rng.below(tags) * 37 % 4096) as u16)
 }
 
+/// Of a flash of as many segments as can be numbered: a wide one lies in any run of 4,095.
 pub(super) fn random_entry(rng: &mut Rng, wide: f64, clock_max: u8) -> Entry {
-    let place = if rng.chance(wide) {
-        Place::Extent { start64: rng.below(1 << 22) as u32, length: rng.range(1, 4095) as u16 }
+    let (place, run) = if rng.chance(wide) {
+        let start64 = 16 * rng.below(1 << 18) as u32;
+        (Place::Extent { start64, length: rng.range(1, 4095) as u16 }, rng.below(16))
     } else {
-        Place::Page { function: rng.below(16) as u8 }
+        (Place::Page { function: rng.below(16) as u8 }, 0)
     };
     Entry {
-        segment: rng.range(1, 40) as u16,
+        segment: rng.range(1, 40) as u16 + run as u16 * SMALL_SEGMENTS,
         place,
         clock: rng.below(u64::from(clock_max) + 1) as u8,
     }
@@ -43,7 +46,7 @@ pub(super) fn layout(index: &FlashIndex) -> Vec<(u32, Family, Entry)> {
             all.push((
                 bucket,
                 Family(u64::from(pair) << 12 | u64::from(tag)),
-                line.raw(pos).entry(),
+                line.raw(pos).entry(index.runs),
             ));
         }
     }
@@ -90,7 +93,7 @@ pub(super) enum Change {
 /// An index of so many buckets, with words for as many as it can grow to.
 pub(super) fn with_room(buckets: u32, clock: ClockBits) -> FlashIndex {
     let words = Words::heap(FlashIndex::words_for(FlashIndex::most_buckets(buckets)));
-    FlashIndex::create_in(words, buckets, clock).unwrap()
+    FlashIndex::create_in(words, buckets, clock).unwrap().of_segments(MAX_SEGMENTS)
 }
 
 /// Draws changes that often meet what is there: hashes of inserted entries are remembered and used again.

@@ -7,7 +7,9 @@ use super::super::*;
 use super::model::*;
 
 fn new_index(buckets: u32, clock: ClockBits) -> FlashIndex {
-    FlashIndex::create(Words::heap(FlashIndex::words_for(buckets)), clock).unwrap()
+    FlashIndex::create(Words::heap(FlashIndex::words_for(buckets)), clock)
+        .unwrap()
+        .of_segments(MAX_SEGMENTS)
 }
 
 fn family_of(model: &Contents, family: Family) -> Vec<Entry> {
@@ -352,7 +354,8 @@ fn sizes_and_foreign_memory_are_refused() {
             Err(IndexError::Size { .. })
         ));
     }
-    let attach = |words| FlashIndex::attach(words, ClockBits::Two, |_| true).map(|_| ());
+    let attach =
+        |words| FlashIndex::attach(words, ClockBits::Two, MAX_SEGMENTS, |_| true).map(|_| ());
     assert_eq!(attach(Words::heap(24)), Err(IndexError::Foreign { found: 0 }));
     let mut index = new_index(3, ClockBits::Two);
     let mut bigger = Words::heap(FlashIndex::words_for(4));
@@ -373,12 +376,13 @@ fn attaching_keeps_what_is_wanted_and_the_owner_s_words() {
     index.set_owner_word(0, 77);
     index.set_owner_word(7, u64::MAX);
     let (same, report) =
-        FlashIndex::attach(index.words.snapshot(), ClockBits::Two, |_| true).unwrap();
+        FlashIndex::attach(index.words.snapshot(), ClockBits::Two, MAX_SEGMENTS, |_| true).unwrap();
     assert_eq!(report, Attached { kept: index.len(), dropped: 0, wiped_buckets: 0 });
     assert_eq!(contents(&same), contents(&index));
     assert_eq!((same.owner_word(0), same.owner_word(1), same.owner_word(7)), (77, 0, u64::MAX));
     let (half, report) =
-        FlashIndex::attach(index.words.snapshot(), ClockBits::One, |s| s % 2 == 0).unwrap();
+        FlashIndex::attach(index.words.snapshot(), ClockBits::One, MAX_SEGMENTS, |s| s % 2 == 0)
+            .unwrap();
     half.validate().unwrap();
     let mut expected: Contents =
         contents(&index).into_iter().filter(|e| e.1.segment % 2 == 0).collect();

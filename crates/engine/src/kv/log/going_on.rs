@@ -7,6 +7,7 @@
 
 use larder_base::Now;
 use larder_format::Kind;
+use larder_format::geometry::SMALL_SEGMENTS;
 
 use super::{FlashLog, Phase, SegmentIo, SegmentState, Shards};
 use crate::dram::ObjectMemory;
@@ -31,20 +32,45 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         {
             return Some(first);
         }
-        let kept = self.kept.filter(|_| self.going_on.is_some());
-        let segment = self.at_cursor(kept)?;
+        let segment = self.at_cursor(self.needed())?;
+        if kind == Kind::Small && segment > SMALL_SEGMENTS {
+            return self.oldest_small();
+        }
         // A round has come to it.
         self.kept = self.kept.filter(|(first, last)| !(*first..=*last).contains(&segment));
         Some(segment)
     }
 
+    /// What is kept for a record that goes on.
+    fn needed(&self) -> Option<(u16, u16)> {
+        self.kept.filter(|_| self.going_on.is_some())
+    }
+
+    /// Of the segments that can hold small records the one that was filled first, or that holds nothing: where the cursor is beyond
+    /// them. (An entry of the index has no more bits for the number.)
+    fn oldest_small(&self) -> Option<u16> {
+        let is_kept = |s: u16| self.kept.is_some_and(|(first, last)| (first..=last).contains(&s));
+        (1..=SMALL_SEGMENTS)
+            .filter(|&s| self.table.state(s) != SegmentState::Filling && !is_kept(s))
+            .min_by_key(|&s| match self.table.state(s) {
+                SegmentState::Free | SegmentState::Failed => 0,
+                _ => self.table.generation(s),
+            })
+    }
+
+    /// Whether the segment, which is about to be opened, is not the cursor's.
+    pub(super) fn is_beside(&self, kind: Kind, segment: u16) -> bool {
+        kind == Kind::Small
+            && self.at_cursor(self.needed()).is_some_and(|at| at > SMALL_SEGMENTS && at != segment)
+    }
+
     /// The segment that the cursor is at, passing over those that are being filled, and over those `kept`.
     fn at_cursor(&self, kept: Option<(u16, u16)>) -> Option<u16> {
-        let n = self.config.flash.segments;
-        let start = (self.table.words.load(0) % u64::from(n)) as u16;
+        let n = u32::from(self.config.flash.segments);
+        let start = (self.table.words.load(0) % u64::from(n)) as u32;
         let is_kept = |s: u16| kept.is_some_and(|(first, last)| (first..=last).contains(&s));
         (0..n)
-            .map(|i| (start + i) % n + 1)
+            .map(|i| ((start + i) % n + 1) as u16)
             .find(|&s| self.table.state(s) != SegmentState::Filling && !is_kept(s))
     }
 

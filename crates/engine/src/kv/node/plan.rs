@@ -1,7 +1,7 @@
 //! How `-m` is divided: everything that grows with the configuration is counted before anything is allocated.
 
 use larder_base::{AppId, ByteSize};
-use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
+use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT, SMALL_SEGMENTS};
 use larder_format::page::SMALL_MAX;
 use larder_format::{Geometry, GeometryError, PAGE_SIZE};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
@@ -326,6 +326,9 @@ fn least_objects(memory: u64) -> u64 {
 
 /// The smallest segment, bytes.
 const LEAST_SEGMENT: u64 = 64 << 10;
+/// The part of the memory above which a segment is not made larger only so that 4,095 of them reach over the flash: three are held in
+/// memory. With as many of them an index that takes half of the memory is full of small objects, so that none is kept from the rest.
+const MOST_SEGMENT: u64 = 16;
 
 /// The smallest segment of a sample, bytes.
 const LEAST_SAMPLED_SEGMENT: u64 = 16 << 10;
@@ -684,12 +687,12 @@ impl Plan {
     pub fn geometry(memory: u64, flash: u64, max_item: u64) -> Result<Geometry, GeometryError> {
         let most = (flash / 64).min(memory / 64).min(4 * max_item).max(1);
         let segment = (1u64 << (63 - most.leading_zeros())).clamp(LEAST_SEGMENT, 256 << 20);
-        if flash / segment <= u64::from(MAX_SEGMENTS)
+        if flash / segment <= u64::from(SMALL_SEGMENTS)
             && let Ok(geometry) = Geometry::with_segment(flash, segment)
         {
             return Ok(geometry);
         }
-        Geometry::plan(flash)
+        Geometry::plan_within(flash, memory / MOST_SEGMENT)
     }
 }
 

@@ -4,7 +4,7 @@
 //! admission, tables, buffers) comes on top then, and is what a server has there whose memory leaves its objects this much: the
 //! plan says how much memory that is.
 
-use larder_format::geometry::{MAX_SEGMENT_BYTES, MAX_SEGMENTS};
+use larder_format::geometry::{MAX_SEGMENT_BYTES, SMALL_SEGMENTS};
 
 use super::plan::{AdmissionNeed, Plan};
 use crate::kv::config::FlashGeometry;
@@ -41,10 +41,10 @@ pub struct Study {
     pub max_item: u64,
 }
 
-/// The smallest segments with which `flash` has no more than [`MAX_SEGMENTS`]: a power of two, if `arena` has room for
+/// The smallest segments with which `flash` has no more than [`SMALL_SEGMENTS`]: a power of two, if `arena` has room for
 /// five of those.
 fn least_segment(flash: u64, arena: u64) -> u64 {
-    let least = flash.div_ceil(u64::from(MAX_SEGMENTS));
+    let least = flash.div_ceil(u64::from(SMALL_SEGMENTS));
     let (power, pages) = (least.next_power_of_two(), least.next_multiple_of(4096));
     if 5 * power <= arena { power } else { pages }
 }
@@ -64,11 +64,11 @@ impl Study {
         if !matches!(shards, 1 | 2 | 4) {
             return refused("shards", shards, "1, 2 or 4".to_owned());
         }
-        let most_segments = u64::from(MAX_SEGMENTS);
+        let most_segments = u64::from(SMALL_SEGMENTS);
         let most = most_segments * MAX_SEGMENT_BYTES;
         if self.flash > most {
             let must = format!(
-                "at most {MAX_SEGMENTS} segments of {MAX_SEGMENT_BYTES} bytes, {most} in all"
+                "at most {SMALL_SEGMENTS} segments of {MAX_SEGMENT_BYTES} bytes, {most} in all"
             );
             return refused("flash", self.flash, must);
         }
@@ -76,7 +76,7 @@ impl Study {
         let segment = match self.segment {
             0 => {
                 let wanted = (self.flash / 256).min(self.dram / 48).clamp(16 << 10, 4 << 20);
-                // Small segments are for small memories; the flash has no more than MAX_SEGMENTS of them.
+                // Small segments are for small memories; the flash has no more than SMALL_SEGMENTS of them.
                 (1u64 << wanted.ilog2()).max(least_segment(self.flash, arena))
             }
             given => u64::from(given),
@@ -87,7 +87,7 @@ impl Study {
         }
         let segments = self.flash / segment;
         if !(8..=most_segments).contains(&segments) {
-            let must = format!("8 to {MAX_SEGMENTS} segments of {segment} bytes");
+            let must = format!("8 to {SMALL_SEGMENTS} segments of {segment} bytes");
             return refused("flash", self.flash, must);
         }
         if !(64 << 10..=MAX_ARENA).contains(&arena) || arena < 3 * segment {

@@ -11,6 +11,7 @@
 //! ```
 
 use larder_base::{AppId, Expiry, KeyHasher, Nanos, Now, ObjectHash, UnixSecs};
+use larder_format::geometry::MAX_SEGMENTS;
 use larder_policy::learn::{DIMENSIONS, Model};
 
 use super::decision::Decision;
@@ -325,7 +326,7 @@ fn model(cursor: &mut Cursor<'_>) -> Result<Model, BadRecord> {
 
 fn location(cursor: &mut Cursor<'_>, extent: bool) -> Result<Location, BadRecord> {
     Ok(Location {
-        segment: cursor.at_most(4095, "a segment")? as u16,
+        segment: cursor.at_most(MAX_SEGMENTS.into(), "a segment")? as u16,
         generation: cursor.varint("generation")?,
         offset: cursor.u32("an offset")?,
         len: cursor.u32("a length")?,

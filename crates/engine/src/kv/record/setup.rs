@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Words};
+use larder_format::geometry::{MAX_SEGMENT_BYTES, MAX_SEGMENTS};
 use larder_policy::admission::{
     Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, Setup,
 };
@@ -290,11 +291,14 @@ impl RunSetup {
         let sound = u64::from(s.index_most) <= most;
         check(sound, "index_most", u64::from(s.index_most), "at most eight times buckets")?;
         check(s.access_times <= 1 << 32, "access_times", s.access_times, "at most 2^32")?;
-        check(self.segments <= 4095, "segments", u64::from(self.segments), "at most 4095")?;
+        check(
+            self.segments <= MAX_SEGMENTS,
+            "segments",
+            u64::from(self.segments),
+            "at most 65520",
+        )?;
         let bytes = u64::from(self.segment_bytes);
-        let sound = bytes >= 4096
-            && bytes.is_multiple_of(4096)
-            && bytes <= larder_format::geometry::MAX_SEGMENT_BYTES;
+        let sound = bytes >= 4096 && bytes.is_multiple_of(4096) && bytes <= MAX_SEGMENT_BYTES;
         check(sound, "segment_bytes", bytes, "a multiple of 4096 up to 256 MiB")?;
         let has_log = self.log.is_some();
         check(
