@@ -52,7 +52,9 @@ fuzz_target!(|data: &[u8]| {
             }
             Progress::OutputFull => {}
             Progress::NeedInput | Progress::Close | Progress::Shutdown { .. } => return,
-            Progress::WaitingForFlash | Progress::WaitingForMemory => panic!("nothing to wait for"),
+            Progress::WaitingForFlash | Progress::WaitingForMemory | Progress::WaitingForRoom => {
+                panic!("nothing to wait for")
+            }
         }
     }
 });

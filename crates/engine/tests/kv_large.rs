@@ -75,6 +75,8 @@ impl MaintenanceEffects for Told {
 struct Said {
     found: Option<Vec<u8>>,
     stored: bool,
+    /// The shard has called maintenance.
+    woken: bool,
 }
 
 impl Effects for Said {
@@ -86,7 +88,9 @@ impl Effects for Said {
         }
     }
     fn verify(&mut self, _: FlashRead) {}
-    fn wake_cleaner(&mut self) {}
+    fn wake_cleaner(&mut self) {
+        self.woken = true;
+    }
 }
 
 struct Cache {
@@ -182,6 +186,12 @@ impl Cache {
     }
 
     fn set(&mut self, key: u64, len: usize) {
+        self.store(key, len);
+        self.clean();
+    }
+
+    /// A set, and no more.
+    fn store(&mut self, key: u64, len: usize) {
         let value = value_of(key, len);
         let store = Store {
             mode: StoreMode::Set,
@@ -193,8 +203,22 @@ impl Cache {
             invalidate: false,
             vivify: None,
         };
-        assert!(self.ask(key, Op::Store(store)).stored, "{len} bytes");
-        self.clean();
+        let said = self.ask(key, Op::Store(store));
+        assert!(said.stored, "{len} bytes");
+        if said.woken {
+            self.maintenance.wake();
+        }
+    }
+
+    /// One turn of maintenance: a step at most.
+    fn turn(&mut self) -> Turn {
+        let now = self.now();
+        let Cache { node, maintenance, disk, told, .. } = self;
+        maintenance.turn(now, node, disk, told)
+    }
+
+    fn waits(&self, key: u64, len: usize, since: &mut Option<Nanos>) -> bool {
+        self.node.waits_for_room(self.now(), &key.to_le_bytes(), len, since)
     }
 
     /// How many of these are there, each as it was set.
@@ -248,6 +272,67 @@ fn half_the_flash_in_large_objects_answers() {
         assert!(cache.log().segments_written > 50 && cache.told.0.is_empty());
         cache.shard().validate().unwrap();
     }
+}
+
+/// A client is faster than the drive: maintenance does one step where half a mebibyte is sent. What is large waits for room, so that what
+/// was sent before is not lost.
+#[test]
+fn large_writes_wait_for_a_slow_drive() {
+    let half = 500 * MIB / 16;
+    for size in [2 * MIB / 16, 4 * MIB / 16, MIB, 60 * MIB / 16] {
+        let sizes = vec![size; half / size];
+        let found = [true, false].map(|waits| {
+            let mut cache = Cache::new(0);
+            let (mut sent, mut turns) = (0, 0);
+            for (key, &len) in sizes.iter().enumerate() {
+                let (key, mut since) = (key as u64, None);
+                while waits && cache.waits(key, len, &mut since) {
+                    turns += 1;
+                    assert!(turns < 10_000, "{key} of {size} bytes waits for good");
+                    cache.turn();
+                }
+                cache.store(key, len);
+                sent += len;
+                if sent > MIB / 2 {
+                    sent = 0;
+                    cache.turn();
+                }
+            }
+            cache.clean();
+            cache.shard().validate().unwrap();
+            assert_eq!(turns > 10, waits, "{turns}");
+            cache.answer(&sizes) as f64 / sizes.len() as f64
+        });
+        assert!(found[0] >= 0.98 && found[1] < 0.9, "{size}: {found:?}");
+    }
+}
+
+/// No write waits for more than a second, nor where nobody makes room, nor a small one.
+#[test]
+fn a_write_does_not_wait_for_good() {
+    let mut cache = Cache::new(0);
+    let mut since = None;
+    for key in 0.. {
+        if cache.waits(key, MIB, &mut since) {
+            break;
+        }
+        cache.store(key, MIB);
+        assert!(key < 100);
+    }
+    let began = cache.now().mono;
+    assert_eq!(since, Some(began));
+    assert!(!cache.waits(1000, (64 << 10) - 1, &mut None));
+    assert!(cache.waits(1001, MIB, &mut since));
+    assert_eq!(since, Some(began), "the same wait");
+    cache.seconds += 1;
+    assert!(!cache.waits(1001, MIB, &mut since));
+    assert_eq!(since, None);
+    // Another waits anew, until maintenance has done what there is to do.
+    assert!(cache.waits(1002, MIB, &mut since));
+    cache.clean();
+    assert!(!cache.waits(1002, MIB, &mut since));
+    cache.node.refuse();
+    assert!(!cache.waits(1003, MIB, &mut None));
 }
 
 /// What is written is records: at most 3 % is lost between them, whatever their size.

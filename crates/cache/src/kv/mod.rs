@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use larder_base::lock::Threads;
-use larder_base::{AppId, ByteSize, Now, ObjectHash, UnixSecs};
+use larder_base::{AppId, ByteSize, Nanos, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::Evicted;
 use larder_engine::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Request};
 use larder_engine::kv::node::{Crawler, Node, Plan, Totals};
@@ -199,6 +199,18 @@ impl Core {
             return outcome;
         }
         self.node.execute(now, request, fetched, &mut effects)
+    }
+
+    /// Whether a write should be put off; see [`Node::waits_for_room`](larder_engine::kv::node::Node::waits_for_room).
+    #[inline]
+    pub fn waits_for_room(
+        &self,
+        now: Now,
+        key: &[u8],
+        value_len: usize,
+        since: &mut Option<Nanos>,
+    ) -> bool {
+        self.node.waits_for_room(now, key, value_len, since)
     }
 
     /// Shows some of the objects in DRAM from `cursor` (0 at first) on: key, properties, bytes taken. Says where to go on;

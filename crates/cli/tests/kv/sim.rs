@@ -235,23 +235,23 @@ fn store_and_simulator_hit_alike_in_the_same_memory() {
 }
 
 /// The server as it is started, over a socket, and the simulator with the same sizes and the times at which the server was asked. What is
-/// left to differ: what each draws, and how the server's threads come. (Seen in a dozen runs: up to 0.21 points and 7 % of the bytes in a
-/// cache so small, where few objects are followed. The bounds are twice that.)
+/// left to differ: what each draws, when its clock began, and how the server's threads come. In a cache so small few objects are followed, and
+/// where the machine is busy these decide much (the simulator writes up to a third more or less): the server is within what the simulator
+/// does with five seeds. (The margins around that, 0.5 points and 15 %, are twice what was seen in a dozen runs.)
 #[test]
 fn a_server_with_defaults_and_the_simulator_hit_alike() {
-    let (spec, apart) = (WORKLOADS[1], (0.5, 0.15));
     let site = Site::new();
     let server = site.start(&["-m", "4", "--flash-size", "16m", "--flash-object-size", "480"]);
     let mut client = server.connect();
-    let config = CacheConfig { sizes: Sizes::Server(SIZES), ..CacheConfig::default() };
-    let mut simulated = HybridCache::new(&config).unwrap();
     let value = vec![b'v'; 1 << 20];
-    let requests: Vec<Request> = generated(spec).collect();
-    let (mut reads, mut hits) = (0u64, [0u64; 2]);
+    let mut requests: Vec<Request> = generated(WORKLOADS[1]).collect();
+    let counts = requests.len() / 3;
+    let reads = requests[counts..].iter().filter(|r| r.op.is_read()).count();
+    let mut hits = 0u64;
     let begin = Instant::now();
-    for (i, r) in requests.iter().enumerate() {
-        let at = Nanos(begin.elapsed().as_nanos() as u64);
-        let r = Request { time: Some(at), key_size: 16, ..*r };
+    for (i, r) in requests.iter_mut().enumerate() {
+        r.time = Some(Nanos(begin.elapsed().as_nanos() as u64));
+        r.key_size = 16;
         let key = format!("{:016x}", r.id);
         let hit = r.op.is_read() && client.get(&key).is_some();
         if r.op.is_removal() {
@@ -259,22 +259,37 @@ fn a_server_with_defaults_and_the_simulator_hit_alike() {
         } else if !hit {
             assert_eq!(client.set(&key, &value[..r.size as usize]), "STORED");
         }
-        let found = [hit, simulated.request(&r).is_some()];
-        if i >= requests.len() / 3 && r.op.is_read() {
-            reads += 1;
-            for (sum, hit) in hits.iter_mut().zip(found) {
-                *sum += u64::from(hit);
-            }
-        }
+        hits += u64::from(hit && i >= counts);
     }
+    let points = |hits: u64| hits as f64 * 100.0 / reads as f64;
     let wrote: u64 = client.stats("")["extstore_bytes_written"].parse().unwrap();
-    let simulated = simulated.counters().flash_bytes;
-    let points = hits.map(|n| n as f64 * 100.0 / reads as f64);
+    let served = (points(hits), wrote as f64);
+    let simulated = (1..=5).map(|seed| {
+        let config = CacheConfig { sizes: Sizes::Server(SIZES), seed, ..CacheConfig::default() };
+        let mut cache = HybridCache::new(&config).unwrap();
+        let mut hits = 0;
+        // When the server's clock began is not known.
+        let began = Nanos((seed - 1) * 700_000_000);
+        for (i, r) in requests.iter().enumerate() {
+            let r = Request { time: r.time.map(|at| at + began), ..*r };
+            let hit = cache.request(&r).is_some();
+            hits += u64::from(hit && i >= counts && r.op.is_read());
+        }
+        (points(hits), cache.counters().flash_bytes as f64)
+    });
+    let simulated: Vec<(f64, f64)> = simulated.collect();
     let lost = client.stat("larder_flash_signals_lost");
-    println!("{spec}: {points:?}, {wrote} and {simulated} bytes, {lost} signals lost");
-    assert!((points[0] - points[1]).abs() < apart.0, "{spec}: {points:?}");
-    let off = wrote.abs_diff(simulated) as f64 / simulated as f64;
-    assert!(simulated > SIZES.flash && off < apart.1, "{spec}: {wrote} {simulated}");
+    println!("{served:?} served, {simulated:?} simulated, {lost} signals lost");
+    let within = |of: fn(&(f64, f64)) -> f64, low: f64, high: f64, by: f64| {
+        let all = || simulated.iter().map(of);
+        let least = all().fold(f64::MAX, f64::min);
+        let most = all().fold(0.0, f64::max);
+        let x = of(&served);
+        x > least * (1.0 - by) - low && x < most * (1.0 + by) + high
+    };
+    assert!(within(|s| s.0, 0.5, 0.5, 0.0), "{served:?} hits: {simulated:?}");
+    assert!(within(|s| s.1, 0.0, 0.0, 0.15), "{served:?} bytes: {simulated:?}");
+    assert!(wrote > SIZES.flash, "{served:?}");
 }
 
 /// Where they differed by 2 to 3 points.

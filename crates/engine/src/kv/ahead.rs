@@ -4,7 +4,7 @@
 //! has not been judged. So where large objects come, more is kept free, and less again when they are fewer.
 
 /// What is smaller is not large, however little the memory: it finds room in what the marks keep free.
-const LEAST: usize = 64 << 10;
+pub(super) const LEAST: usize = 64 << 10;
 /// Objects above this part of the memory have room kept for two of them from the first one on, up to half of the memory.
 const HUGE: usize = 16;
 /// Above this part for four of them, up to an eighth.

@@ -22,6 +22,7 @@ mod shard;
 mod stats;
 mod too_large;
 mod validate;
+mod wait;
 
 pub use clean::{Heat, StageReport, StageSink, Staged};
 pub use config::{ClockMode, FlashGeometry, ShardConfig, object_fits};

@@ -147,7 +147,7 @@ pub struct KvShard<M = Arena> {
     pub(super) wanted: Marks,
     next_cas: u64,
     flush_at: u32,
-    cleaner_woken: bool,
+    pub(super) cleaner_woken: bool,
     /// Free room wanted beyond the marks, bytes: it grows when a write finds free bytes but none in one piece, and
     /// shrinks when writes find their place.
     pub(super) extra_room: usize,

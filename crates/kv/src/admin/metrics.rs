@@ -74,6 +74,12 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
     );
     counter(
         r,
+        "room_waits",
+        "Large stores that were put off until there was room for them",
+        t.room_waits,
+    );
+    counter(
+        r,
         "big_buffer_stalls",
         "Connections closed for holding large buffers without progress",
         t.big_buffer_stalls,

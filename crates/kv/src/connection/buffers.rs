@@ -275,11 +275,20 @@ pub(super) struct Output<R> {
     next_token: u32,
     /// Share of the output budget held by finished answers.
     pub(super) held: usize,
+    /// Since when the request under execution is put off, for want of room in the cache.
+    pub(super) room_since: Option<Nanos>,
 }
 
 impl<R> Output<R> {
     pub(super) fn new() -> Output<R> {
-        Output { ready: Vec::new(), sent: 0, pending: VecDeque::new(), next_token: 0, held: 0 }
+        Output {
+            ready: Vec::new(),
+            sent: 0,
+            pending: VecDeque::new(),
+            next_token: 0,
+            held: 0,
+            room_since: None,
+        }
     }
 
     /// Where the answer to the request under execution goes.

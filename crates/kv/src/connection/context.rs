@@ -130,6 +130,8 @@ counters! {
     malformed,
     /// Times that a connection had to wait for the shared budget of large values.
     big_buffer_waits,
+    /// Large stores that were put off until there was room for them.
+    room_waits,
     /// Connections closed because they held large buffers without progress while others waited.
     big_buffer_stalls,
     /// Bytes received.

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use larder_base::{AppId, Now, ObjectHash, UnixSecs};
+use larder_base::{AppId, Nanos, Now, ObjectHash, UnixSecs};
 use larder_cache::kv::Core;
 use larder_engine::kv::api::{Effects, Fetched as CacheFetched, FlashRead, Item, Outcome, Request};
 
@@ -48,6 +48,18 @@ pub trait Engine {
     /// Bytes of memory that performing `read` takes.
     fn read_len(&self, read: &Self::Read) -> usize;
 
+    /// Whether a write of a value of so many bytes should be put off, to be asked for again some milliseconds later. `since` is `None`
+    /// at first, and kept for the next time.
+    fn waits_for_room(
+        &self,
+        _now: Now,
+        _key: &[u8],
+        _value_len: usize,
+        _since: &mut Option<Nanos>,
+    ) -> bool {
+        false
+    }
+
     /// Executes one request, or says what must be read first.
     fn execute<X: Effects>(
         &self,
@@ -87,6 +99,15 @@ impl<E: Engine> Engine for std::sync::Arc<E> {
     fn read_len(&self, read: &E::Read) -> usize {
         (**self).read_len(read)
     }
+    fn waits_for_room(
+        &self,
+        now: Now,
+        key: &[u8],
+        value_len: usize,
+        since: &mut Option<Nanos>,
+    ) -> bool {
+        (**self).waits_for_room(now, key, value_len, since)
+    }
     fn execute<X: Effects>(
         &self,
         now: Now,
@@ -124,6 +145,16 @@ impl Engine for Core {
     }
     fn read_len(&self, read: &FlashRead) -> usize {
         read.at.len as usize
+    }
+    #[inline]
+    fn waits_for_room(
+        &self,
+        now: Now,
+        key: &[u8],
+        value_len: usize,
+        since: &mut Option<Nanos>,
+    ) -> bool {
+        Core::waits_for_room(self, now, key, value_len, since)
     }
     #[inline]
     fn execute<X: Effects>(

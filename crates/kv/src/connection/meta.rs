@@ -92,6 +92,9 @@ impl<E: Engine> Turn<'_, '_, E> {
         if self.behind_reads() {
             return Act::Wait(Progress::WaitingForFlash);
         }
+        if self.waits_for_room(key, length) {
+            return Act::Wait(Progress::WaitingForRoom);
+        }
         store.value = value;
         let cas = store.compare_cas.is_some();
         let blocked = self.change(key, Op::Store(store), |reply, out, stats| {

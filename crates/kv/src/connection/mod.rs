@@ -65,6 +65,8 @@ pub enum Progress {
     /// The shared budget is exhausted: call again when others have made progress (a turn or some milliseconds later).
     /// Do not read.
     WaitingForMemory,
+    /// Room for a large value is being made: call again some milliseconds later. Do not read.
+    WaitingForRoom,
     /// Write what is left and close.
     Close,
     /// The client asked the server to stop.

@@ -235,6 +235,9 @@ impl<E: Engine> Turn<'_, '_, E> {
         if self.behind_reads() {
             return Act::Wait(Progress::WaitingForFlash);
         }
+        if self.waits_for_room(key, length) {
+            return Act::Wait(Progress::WaitingForRoom);
+        }
         let store = Store {
             mode,
             value,

@@ -385,6 +385,20 @@ impl<E: Engine> Turn<'_, '_, E> {
         }
     }
 
+    /// Whether a store must be put off: room for its value is being made.
+    #[inline]
+    pub(super) fn waits_for_room(&mut self, key: &[u8], value_len: usize) -> bool {
+        // What has been read from flash for it is not read twice.
+        if self.fetched.is_some() {
+            return false;
+        }
+        let since = &mut self.out.room_since;
+        let waited = since.is_some();
+        let waits = self.engine.waits_for_room(self.now, key, value_len, since);
+        self.ctx.stats.room_waits += u64::from(waits && !waited);
+        waits
+    }
+
     /// Executes a change. `on_reply` writes the answer; a returned read blocks the connection.
     #[inline]
     pub(super) fn change(

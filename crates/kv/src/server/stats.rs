@@ -164,6 +164,7 @@ fn own(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
         }
     }
     stat(out, "larder_big_buffer_waits", t.big_buffer_waits);
+    stat(out, "larder_room_waits", t.room_waits);
     stat(out, "larder_big_buffer_stalls", t.big_buffer_stalls);
     stat(out, "larder_memory_bytes", store.memory.iter().map(|(_, b)| b).sum::<u64>());
     stat(out, "larder_resident_bytes", larder_runtime::machine::resident_memory().unwrap_or(0));

@@ -193,7 +193,7 @@ impl<S: Store> Turn<'_, S> {
                 Progress::NeedInput if text.is_empty() => break,
                 // Whatever waited has been read or sent.
                 Progress::NeedInput | Progress::OutputFull | Progress::WaitingForFlash => {}
-                Progress::WaitingForMemory => {
+                Progress::WaitingForMemory | Progress::WaitingForRoom => {
                     answer.extend_from_slice(b"SERVER_ERROR out of memory\r\n");
                     break;
                 }

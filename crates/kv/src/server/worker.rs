@@ -55,7 +55,7 @@ const SLEPT: Nanos = Nanos(10_000);
 const SAID_AGAIN: Nanos = Nanos::from_secs(10);
 /// The ring is looked at when nothing has been heard of reads under way for this long.
 const OVERDUE: Nanos = Nanos(ReadRing::OVERDUE.as_nanos() as u64);
-/// Connections that wait for memory are tried again after this.
+/// Connections that wait for memory, or for room in the cache, are tried again after this.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 
 struct Conn<R> {
@@ -530,7 +530,7 @@ impl<S: Store> Worker<S> {
                 Progress::NeedInput => ConnState::Read,
                 Progress::OutputFull => ConnState::Write,
                 Progress::WaitingForFlash => ConnState::Wait,
-                Progress::WaitingForMemory => {
+                Progress::WaitingForMemory | Progress::WaitingForRoom => {
                     if !conn.starved {
                         conn.starved = true;
                         self.starved.push(slot);

@@ -8,6 +8,8 @@
 //!
 //! Without flash it keeps room free ahead of writes in the same way.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use larder_base::lock::{Lock, LockKind};
 use larder_base::{AppId, ByteSize, Nanos, Now};
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
@@ -362,7 +364,6 @@ impl Following {
         why: MemoryError,
         fx: &mut impl MaintenanceEffects,
     ) -> bool {
-        use std::sync::atomic::Ordering::Relaxed;
         fx.memory_refused(self.divided, why);
         self.resizing = None;
         self.uneven &= wanted != self.divided;
@@ -435,7 +436,10 @@ where
         let Some(flash) = &mut self.flash else {
             return Stepped { worked: false, degraded: false };
         };
+        let making_room = &self.node.making_room;
+        making_room.store(true, Relaxed);
         let step = flash.log.step(now, &mut OneByOne(self.node), self.io);
+        making_room.store(step == Step::Worked, Relaxed);
         flash.publish(self.node);
         let written = flash.log.stats().segments_written;
         if written != flash.looked.0 {
@@ -468,7 +472,7 @@ where
                 self.fx.too_large(all);
             }
         }
-        if self.node.recording.load(std::sync::atomic::Ordering::Relaxed) {
+        if self.node.recording.load(Relaxed) {
             self.node.flush_chunk();
             if let Some(flash) = &mut self.flash {
                 flash.log.flush_chunk();

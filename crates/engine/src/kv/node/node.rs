@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use larder_base::lock::{Lock, LockKind, Rank, SharedLock};
-use larder_base::{AppId, ByteSize, KeyHasher, Now, ObjectHash, UnixSecs};
+use larder_base::{AppId, ByteSize, KeyHasher, Nanos, Now, ObjectHash, UnixSecs};
 use larder_policy::application::{ApplicationError, Lookup};
 use larder_policy::learn::{Model, TrainingSet};
 
@@ -32,6 +32,7 @@ use crate::kv::record::{
 use crate::kv::saved::Saved;
 use crate::kv::shard::KvShard;
 use crate::kv::too_large::TooLarge;
+use crate::kv::wait;
 
 const SHARD: Rank = Rank::new(1, "a shard");
 const APPLICATIONS: Rank = Rank::new(2, "the names of applications");
@@ -65,6 +66,8 @@ pub struct Node<L: LockKind, M = Arena> {
     refusing: AtomicBool,
     pub(super) crawler: CrawlerState,
     flushed_at: AtomicU32,
+    /// The log is at work, or has been called and not come yet.
+    pub(super) making_room: AtomicBool,
     /// What maintenance says of the log.
     pub(super) report: L::Lock<LogReport>,
 }
@@ -138,6 +141,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             refusing: false.into(),
             crawler: CrawlerState::new(),
             flushed_at: 0.into(),
+            making_room: false.into(),
             report: L::Lock::new(REPORT, LogReport::default()),
         })
     }
@@ -204,6 +208,27 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             }
         }
         outcome
+    }
+
+    /// Whether a write should be put off, to be asked for again some milliseconds later: it is large, and room for it is being made.
+    /// `since` is `None` at first, and kept by the caller while it is put off: no write waits for more than a second.
+    pub fn waits_for_room(
+        &self,
+        now: Now,
+        key: &[u8],
+        value_len: usize,
+        since: &mut Option<Nanos>,
+    ) -> bool {
+        if !wait::is_large(value_len) {
+            return false;
+        }
+        let waits = wait::may_wait(now.mono, *since) && !self.refusing.load(Ordering::Relaxed) && {
+            let called = self.making_room.load(Ordering::Relaxed);
+            let shard = self.lock(self.shard_of(self.hash(key)));
+            shard.room_is_awaited(called, key.len(), value_len)
+        };
+        *since = waits.then(|| since.unwrap_or(now.mono));
+        waits
     }
 
     /// From the return of this call on requests change nothing: reads miss, nothing is stored. What a stop writes down stays true

@@ -1,8 +1,10 @@
 //! Bounded memory: slow readers, large values, stalled holders.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use larder_base::Nanos;
+use larder_base::{Nanos, Now, ObjectHash, UnixSecs};
+use larder_engine::kv::api::{Effects, Request};
 
 use super::harness::{Client, Delayed, at};
 use crate::connection::*;
@@ -214,4 +216,82 @@ fn idle_connections_keep_no_buffers() {
     assert_eq!(client.conn.memory(), 0);
     assert_eq!(client.run(&engine, b"mn\r\n").0, b"MN\r\n");
     assert!(client.conn.memory() <= 4096, "{}", client.conn.memory());
+}
+
+/// Puts off the first so many stores of values of 64 KiB and more.
+struct Short {
+    model: ModelEngine,
+    times: AtomicU32,
+}
+
+impl Engine for Short {
+    type Read = FlashRead;
+    fn hash(&self, key: &[u8]) -> ObjectHash {
+        self.model.hash(key)
+    }
+    fn fits(&self, key_len: usize, value_len: usize) -> bool {
+        self.model.fits(key_len, value_len)
+    }
+    fn read_len(&self, read: &FlashRead) -> usize {
+        self.model.read_len(read)
+    }
+    fn waits_for_room(
+        &self,
+        now: Now,
+        _: &[u8],
+        value_len: usize,
+        since: &mut Option<Nanos>,
+    ) -> bool {
+        let left = self.times.load(Ordering::Relaxed);
+        let waits = value_len >= 1 << 16 && left > 0;
+        self.times.fetch_sub(u32::from(waits), Ordering::Relaxed);
+        *since = waits.then(|| since.unwrap_or(now.mono));
+        waits
+    }
+    fn execute<X: Effects>(
+        &self,
+        now: Now,
+        request: &Request<'_>,
+        fetched: Option<Fetched<'_, FlashRead>>,
+        effects: &mut X,
+    ) -> Step<FlashRead> {
+        self.model.execute(now, request, fetched, effects)
+    }
+    fn flush_all(&self, now: Now, at: UnixSecs) {
+        self.model.flush_all(now, at);
+    }
+}
+
+/// A store that waits for room comes again as it came, and what was sent behind it stays behind it.
+#[test]
+fn a_store_that_waits_for_room_comes_again() {
+    for meta in [false, true] {
+        let engine = Short { model: ModelEngine::default(), times: 3.into() };
+        let mut client: Client<Short> = Client::new();
+        let mut input = set("a", 100_000);
+        if meta {
+            input.splice(..input.iter().position(|b| *b == b'\r').unwrap(), *b"ms a 100000");
+        }
+        input.extend_from_slice(b"get b\r\nmn\r\n");
+        let mut rest = &input[..];
+        let mut waited = 0;
+        loop {
+            match client.process(&engine) {
+                Progress::WaitingForRoom => {
+                    waited += 1;
+                    assert!(!client.conn.wants_input() && client.conn.output().is_empty());
+                }
+                Progress::NeedInput if rest.is_empty() => break,
+                Progress::NeedInput => rest = &rest[client.conn.feed(rest, client.now)..],
+                other => panic!("{other:?}"),
+            }
+        }
+        client.drain();
+        let stored = if meta { "HD" } else { "STORED" };
+        let received = std::mem::take(&mut client.received);
+        assert_eq!(received, format!("{stored}\r\nEND\r\nMN\r\n").into_bytes());
+        assert_eq!((waited, client.stats.room_waits), (3, 1));
+        let (got, _) = client.run(&engine, b"get a\r\n");
+        assert_eq!(got.len(), 100_000 + "VALUE a 0 100000\r\n\r\nEND\r\n".len());
+    }
 }

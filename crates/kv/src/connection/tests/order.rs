@@ -251,7 +251,10 @@ fn garbage_never_panics() {
                     rest = &rest[client.conn.feed(&rest[..n], client.now)..];
                 }
                 Progress::NeedInput | Progress::Close | Progress::Shutdown { .. } => break,
-                Progress::OutputFull | Progress::WaitingForFlash | Progress::WaitingForMemory => {}
+                Progress::OutputFull
+                | Progress::WaitingForFlash
+                | Progress::WaitingForMemory
+                | Progress::WaitingForRoom => {}
             }
         }
     }
