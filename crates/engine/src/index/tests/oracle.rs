@@ -279,6 +279,7 @@ fn the_other_bucket_of_the_other_is_the_first() {
             base: buckets,
             spots: Spots::new(buckets, buckets),
             clock_max: 3,
+            runs: Runs::default(),
             len: 0,
             wide: 0,
             hot: 0,
