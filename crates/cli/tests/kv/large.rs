@@ -1,5 +1,6 @@
 //! `larder kv` and objects of many segments, over kills, stops and overwrites.
 
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 use larder_base::Rng;
@@ -105,5 +106,38 @@ fn what_is_too_large_for_flash_is_said() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(client.stat("larder_admission_rejected_size") > 0);
+    server.stop();
+}
+
+/// The flash of a large drive, before little memory: a sparse file says that it has 8 TiB. Segments have longer numbers then, the index takes
+/// no more than a quarter of the memory at first, and a kill leaves what was on flash.
+#[test]
+fn flash_of_8_tib_is_used_with_1_gib_of_memory() {
+    let site = Site::new();
+    File::create(site.flash()).unwrap().set_len(8 << 40).unwrap();
+    let args = &["-m", "1024", "-I", "2m", "--admission", "all"];
+    let server = site.start(args);
+    assert!(server.log().contains("8.0 TiB in use"), "{}", server.log());
+    let mut client = server.connect();
+    let index = client.stat("larder_memory_flash_index_bytes");
+    assert!(index <= 257 << 20, "{index}");
+    for key in 0..700 {
+        assert_eq!(client.set(&name(key), &value(key, 0, MIB)), "STORED");
+    }
+    wait_for_flash(&mut client, 256 * MIB);
+    let answered = |client: &mut Client| {
+        let right = |&key: &usize| match client.get(&name(key)) {
+            Some(got) => got == value(key, 0, MIB) || panic!("{key}"),
+            None => false,
+        };
+        (0..700).filter(right).count()
+    };
+    let found = answered(&mut client);
+    assert!(found >= 686, "{found} of 700");
+    server.kill();
+    let server = site.start(args);
+    let found = answered(&mut server.connect());
+    // What was in DRAM is lost.
+    assert!(found > 200, "{found} of 700 behind a kill: {}", server.log());
     server.stop();
 }

@@ -252,7 +252,8 @@ impl Flashed {
                 let in_part = |part: u64| memory / part / INDEX_BYTES_PER_OBJECT;
                 let wanted = self.indexed.min(in_part(4)).max(self.slots);
                 let cheap = self.slots.saturating_mul(MOST_CHEAP).min(in_part(CHEAP_PART));
-                let most = in_part(2).max(cheap);
+                // Of an index that would not fit a half not even that is known to be right: it begins with a quarter.
+                let most = in_part(if self.slots > in_part(2) { 4 } else { 2 }).max(cheap);
                 FlashIndex::buckets_for((wanted.max(cheap).min(most) / n).max(64))
             }
         }
