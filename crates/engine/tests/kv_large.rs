@@ -12,7 +12,7 @@ use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Tu
 use larder_engine::kv::record::{
     AppsSetup, LogSetup, RecordedShard, RunSetup, ShardSeed, ShardSetup,
 };
-use larder_engine::kv::{IoFailed, LogStats, SegmentIo, SegmentState, TooLarge};
+use larder_engine::kv::{IoFailed, LogStats, Room, SegmentIo, SegmentState, TooLarge};
 use larder_format::Kind;
 use larder_format::geometry::SMALL_SEGMENTS;
 use larder_policy::admission::AdmissionConfig;
@@ -228,8 +228,12 @@ impl Cache {
         maintenance.turn(now, node, disk, told)
     }
 
-    fn waits(&self, key: u64, len: usize, since: &mut Option<Nanos>) -> bool {
-        self.node.waits_for_room(self.now(), &key.to_le_bytes(), len, since)
+    fn waits(&mut self, key: u64, len: usize, since: &mut Option<Nanos>) -> bool {
+        let room = self.node.room(self.now(), &key.to_le_bytes(), len, since);
+        if room == Room::Called {
+            self.maintenance.wake();
+        }
+        room != Room::Now
     }
 
     /// How many of these are there, each as it was set.

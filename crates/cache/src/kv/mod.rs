@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use larder_base::lock::Threads;
 use larder_base::{AppId, ByteSize, Nanos, Now, ObjectHash, UnixSecs};
-use larder_engine::kv::Evicted;
+use larder_engine::kv::{Evicted, Room};
 use larder_engine::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Request};
 use larder_engine::kv::node::{Crawler, Node, Plan, Totals};
 use larder_engine::kv::record::RunSetup;
@@ -201,7 +201,7 @@ impl Core {
         self.node.execute(now, request, fetched, &mut effects)
     }
 
-    /// Whether a write should be put off; see [`Node::waits_for_room`](larder_engine::kv::node::Node::waits_for_room).
+    /// Whether a write should be put off; see [`Node::room`](larder_engine::kv::node::Node::room).
     #[inline]
     pub fn waits_for_room(
         &self,
@@ -210,7 +210,11 @@ impl Core {
         value_len: usize,
         since: &mut Option<Nanos>,
     ) -> bool {
-        self.node.waits_for_room(now, key, value_len, since)
+        let room = self.node.room(now, key, value_len, since);
+        if room == Room::Called {
+            self.wake_cleaner();
+        }
+        room != Room::Now
     }
 
     /// Shows some of the objects in DRAM from `cursor` (0 at first) on: key, properties, bytes taken. Says where to go on;

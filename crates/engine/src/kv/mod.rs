@@ -39,3 +39,4 @@ pub use saved::Saved;
 pub use shard::KvShard;
 pub use stats::{AppStats, AppTable, ShardStats};
 pub use too_large::TooLarge;
+pub use wait::Room;

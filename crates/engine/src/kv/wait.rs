@@ -23,16 +23,37 @@ pub(super) fn is_large(value_len: usize) -> bool {
     value_len >= ahead::LEAST
 }
 
+/// What a write that finds no room at once does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// It is executed: there is room, or none is being made.
+    Now,
+    /// It is put off, and asked about again some milliseconds later.
+    Later,
+    /// The same, and maintenance is called.
+    Called,
+}
+
 impl<M: ObjectMemory> KvShard<M> {
-    /// Whether there is no room for an object of these lengths but what a write would have to evict for, though maintenance has been
-    /// called, or is (`called`).
-    pub fn room_is_awaited(&self, called: bool, key_len: usize, value_len: usize) -> bool {
-        if self.config.flash.segments == 0 || !(called || self.cleaner_woken) {
-            return false;
-        }
+    /// Whether an object of these lengths would displace what is not asked to go.
+    pub fn lacks_room(&self, key_len: usize, value_len: usize) -> bool {
         let bytes = self.arena.object_bytes(key_len, value_len, u32::MAX, u64::MAX);
-        // With twice its room free, what lies in between is moved aside.
-        let free = self.arena.free_bytes();
-        free < 2 * footprint(bytes) && !self.arena.has_room(bytes)
+        self.config.flash.segments > 0
+            && footprint(bytes) <= self.arena.capacity()
+            && !self.arena.has_room(bytes)
+    }
+
+    /// Maintenance has been called, and has not come.
+    pub fn has_called(&self) -> bool {
+        self.cleaner_woken
+    }
+
+    /// Room for an object of these lengths is to be made, as for one that has found none. Returns whether maintenance is called for it.
+    pub fn await_room(&mut self, key_len: usize, value_len: usize) -> bool {
+        let bytes = self.arena.object_bytes(key_len, value_len, u32::MAX, u64::MAX);
+        self.ahead.missed(footprint(bytes), self.arena.capacity());
+        let calls = !self.cleaner_woken && self.is_short();
+        self.cleaner_woken |= calls;
+        calls
     }
 }

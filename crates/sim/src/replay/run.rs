@@ -94,6 +94,7 @@ fn describe(input: &Input<'_>) -> String {
             None => "flush".to_owned(),
         },
         Input::FreeRoom => "room to be made".to_owned(),
+        Input::Await { value_len, .. } => format!("room for {value_len} bytes to be made"),
         Input::Expire { .. } => "expired objects to go".to_owned(),
         Input::LogCall => "a call of the log".to_owned(),
         Input::TrainingDue => "whether a model should be trained".to_owned(),

@@ -138,7 +138,7 @@ fn a_record_of_another_version_is_refused() {
     };
     for (version, said) in [(None, 1), (Some(1), 1), (Some(7), 7), (Some(9), 9)] {
         let why = with(version).unwrap_err();
-        let words = format!("of version {said}, and this larder reads version 8");
+        let words = format!("of version {said}, and this larder reads version 9");
         assert!(why.contains(&words), "{why}");
     }
     assert_eq!(with(Some(8)), Ok(()));

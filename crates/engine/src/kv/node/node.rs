@@ -32,7 +32,7 @@ use crate::kv::record::{
 use crate::kv::saved::Saved;
 use crate::kv::shard::KvShard;
 use crate::kv::too_large::TooLarge;
-use crate::kv::wait;
+use crate::kv::wait::{self, Room};
 
 const SHARD: Rank = Rank::new(1, "a shard");
 const APPLICATIONS: Rank = Rank::new(2, "the names of applications");
@@ -210,25 +210,28 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         outcome
     }
 
-    /// Whether a write should be put off, to be asked for again some milliseconds later: it is large, and room for it is being made.
+    /// Whether a write should be put off, to be asked about again some milliseconds later: it is large, and room for it is being made.
     /// `since` is `None` at first, and kept by the caller while it is put off: no write waits for more than a second.
-    pub fn waits_for_room(
-        &self,
-        now: Now,
-        key: &[u8],
-        value_len: usize,
-        since: &mut Option<Nanos>,
-    ) -> bool {
+    pub fn room(&self, now: Now, key: &[u8], value_len: usize, since: &mut Option<Nanos>) -> Room {
         if !wait::is_large(value_len) {
-            return false;
+            return Room::Now;
         }
-        let waits = wait::may_wait(now.mono, *since) && !self.refusing.load(Ordering::Relaxed) && {
-            let called = self.making_room.load(Ordering::Relaxed);
-            let shard = self.lock(self.shard_of(self.hash(key)));
-            shard.room_is_awaited(called, key.len(), value_len)
+        let began = since.take();
+        if !wait::may_wait(now.mono, began) || self.refusing.load(Ordering::Relaxed) {
+            return Room::Now;
+        }
+        let mut shard = self.lock(self.shard_of(self.hash(key)));
+        if !shard.lacks_room(key.len(), value_len) {
+            return Room::Now;
+        }
+        let called = shard.has_called() || self.making_room.load(Ordering::Relaxed);
+        let room = match began {
+            None if shard.await_room(now, key.len(), value_len) => Room::Called,
+            _ if called => Room::Later,
+            _ => return Room::Now,
         };
-        *since = waits.then(|| since.unwrap_or(now.mono));
-        waits
+        *since = began.or(Some(now.mono));
+        room
     }
 
     /// From the return of this call on requests change nothing: reads miss, nothing is stored. What a stop writes down stays true

@@ -388,6 +388,10 @@ pub(in crate::kv) fn replay<M: ObjectMemory>(
             plain(shard, What::Done, 0)
         }
         Input::FreeRoom => free_room(shard, now).1,
+        Input::Await { key_len, value_len } => {
+            let calls = shard.await_room(*key_len, *value_len);
+            plain(shard, What::Done, u64::from(calls))
+        }
         Input::Expire { all } => expire(shard, now, *all).1,
         Input::TrainingDue => training_due(shard, now).1,
         Input::TrainingSet { app } => training_set(shard, *app, now).1,

@@ -81,6 +81,13 @@ pub enum Input<'a> {
     },
     /// Without flash: the cleaner makes room.
     FreeRoom,
+    /// A large write waits for room: it is to be made.
+    Await {
+        /// Bytes of its key.
+        key_len: usize,
+        /// Bytes of its value.
+        value_len: usize,
+    },
     /// Expired objects leave DRAM.
     Expire {
         /// In a whole pass that was asked for.
@@ -129,6 +136,8 @@ pub enum Op {
 
 /// The longest key.
 const MAX_KEY: usize = 250;
+/// Longer than any value that waits for room, bytes.
+const MAX_LARGE: u64 = 1 << 40;
 
 const EXECUTE: u8 = 0;
 const VERIFY: u8 = 1;
@@ -141,6 +150,7 @@ const INSTALL: u8 = 7;
 const STEP: u8 = 8;
 const EXPIRE: u8 = 9;
 const EXPIRE_ALL: u8 = 10;
+const AWAIT: u8 = 11;
 
 const WALL: u8 = 1 << 4;
 
@@ -273,6 +283,11 @@ pub(super) fn encode(out: &mut Vec<u8>, clocks: &mut Clocks, now: Now, input: &I
             put(out, at.map_or(0, |at| u64::from(at.0) + 1));
         }
         Input::FreeRoom => put_time(out, FREE_ROOM, now, clocks),
+        Input::Await { key_len, value_len } => {
+            put_time(out, AWAIT, now, clocks);
+            put(out, *key_len as u64);
+            put(out, *value_len as u64);
+        }
         Input::Expire { all: false } => put_time(out, EXPIRE, now, clocks),
         Input::Expire { all: true } => put_time(out, EXPIRE_ALL, now, clocks),
         Input::LogCall => out.push(LOG_CALL),
@@ -503,6 +518,10 @@ pub fn decode<'a>(
             Input::Flush { at: at.checked_sub(1).map(|at| UnixSecs(at as u32)) }
         }
         FREE_ROOM => Input::FreeRoom,
+        AWAIT => Input::Await {
+            key_len: cursor.at_most(MAX_KEY as u64, "the length of a key")? as usize,
+            value_len: cursor.at_most(MAX_LARGE, "the length of a value")? as usize,
+        },
         EXPIRE => Input::Expire { all: false },
         EXPIRE_ALL => Input::Expire { all: true },
         LOG_CALL => Input::LogCall,

@@ -112,6 +112,17 @@ impl<M: ObjectMemory> RecordedShard<M> {
         more
     }
 
+    /// [`KvShard::await_room`].
+    pub fn await_room(&mut self, now: Now, key_len: usize, value_len: usize) -> bool {
+        let calls = self.shard.await_room(key_len, value_len);
+        if self.tape.is_some() {
+            let decision = decision::plain(&self.shard, What::Done, u64::from(calls));
+            let input = Input::Await { key_len, value_len };
+            self.keep(|tape| tape.push(now, &input, &decision));
+        }
+        calls
+    }
+
     /// [`KvShard::expire`].
     pub fn expire(&mut self, now: Now, all: bool) -> bool {
         if self.tape.is_none() {

@@ -146,7 +146,7 @@ impl AppsSetup {
 
 /// The version that is written and read: another one's streams are others, and so is what the engine decides. Those that did not say
 /// are of version 1.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 
 fn version_that_was_not_said() -> u32 {
     1

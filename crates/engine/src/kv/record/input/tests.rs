@@ -54,7 +54,7 @@ fn any_model(rng: &mut Rng) -> Model {
 
 /// Any input; values come from `pool`, whose bytes are the filler's beyond the first 24.
 fn any<'a>(rng: &mut Rng, pool: &'a [u8], filler: &'a [u8]) -> Input<'a> {
-    match rng.below(15) {
+    match rng.below(16) {
         0 => {
             let hash = ObjectHash(u128::from(rng.next_u64()) << 64 | u128::from(rng.next_u64()));
             let (read, got) = read_of(rng, hash);
@@ -66,6 +66,10 @@ fn any<'a>(rng: &mut Rng, pool: &'a [u8], filler: &'a [u8]) -> Input<'a> {
         4 => Input::TrainingDue,
         5 => Input::TrainingSet { app: AppId(rng.below(257) as u16) },
         6 => Input::Install { app: AppId(rng.below(257) as u16), model: Box::new(any_model(rng)) },
+        9 => Input::Await {
+            key_len: rng.below(251) as usize,
+            value_len: rng.below(1 << 31) as usize,
+        },
         8 => Input::Expire { all: rng.below(2) == 0 },
         7 => Input::Step { io: [Io::None, Io::Ok, Io::Failed][rng.below(3) as usize] },
         _ => {
