@@ -464,35 +464,58 @@ fn what_flash_cannot_hold_is_told() {
     assert!(rejected.contains(&("size", then.objects)), "{rejected:?}");
 }
 
-/// An entry of the index has short numbers for 4,095 segments: small objects lie in those, large ones in any of them, at multiples of
-/// more than 64 bytes. Both kinds leave in the order in which they came, about.
-#[test]
-fn more_segments_than_have_short_numbers() {
-    const FAR: u16 = 9_000;
+/// Segments of 8 KiB, more than have short numbers.
+const FAR: u16 = 9_000;
+
+/// Stores `total` bytes of small and large objects in segments of which not all can hold small ones. Every 20 MiB most of the last `lasting`
+/// bytes must be there, and what is there be right.
+fn fill_far(small: f64, total: usize, lasting: usize) -> Cache {
     let mut cache = Cache::of(0, FAR, 8 << 10);
     let mut rng = Rng::new(9);
-    let (mut sizes, mut sent, mut wrong_turn) = (Vec::new(), 0, 0);
-    // Two rounds over 70 MiB.
-    while sent < 150 * MIB {
-        let len = if rng.chance(0.25) { rng.range(100, 900) } else { rng.range(1_500, 7_000) };
-        cache.store(sizes.len() as u64, len as usize);
-        sizes.push(len as usize);
-        sent += len as usize;
-        if sizes.len() % 64 == 0 {
+    let (mut sizes, mut sent, mut looked): (Vec<usize>, usize, usize) = (Vec::new(), 0, 0);
+    while sent < total {
+        let len =
+            if rng.chance(small) { rng.range(100, 900) } else { rng.range(1_500, 7_000) } as usize;
+        cache.store(sizes.len() as u64, len);
+        sizes.push(len);
+        sent += len;
+        if sizes.len().is_multiple_of(64) {
             cache.clean();
         }
-        if sizes.len() % 5_000 == 0 {
-            cache.shard().validate().unwrap();
-            let table = cache.maintenance.log().unwrap().table();
-            for s in 1..=FAR {
-                wrong_turn += usize::from(
-                    s > SMALL_SEGMENTS && table.state(s) == SegmentState::Live(Kind::Small),
-                );
+        if sent < looked + 20 * MIB {
+            continue;
+        }
+        looked = sent;
+        cache.clean();
+        cache.shard().validate().unwrap();
+        let table = cache.maintenance.log().unwrap().table();
+        let far = SMALL_SEGMENTS + 1..=FAR;
+        let wrong = far.filter(|&s| table.state(s) == SegmentState::Live(Kind::Small)).count();
+        assert_eq!(wrong, 0);
+        let (mut behind, mut found, mut asked) = (0, [0u64; 2], [0u64; 2]);
+        for key in (0..sizes.len()).rev() {
+            behind += sizes[key];
+            let got = cache.ask(key as u64, Op::Get(Get::default())).found;
+            let right = got.as_ref().is_none_or(|got| *got == value_of(key as u64, sizes[key]));
+            assert!(right, "key {key}");
+            if behind < lasting {
+                let is_small = usize::from(sizes[key] < 1_000);
+                asked[is_small] += 1;
+                found[is_small] += u64::from(got.is_some());
             }
         }
+        let most = |i: usize| found[i] * 100 >= asked[i] * 98;
+        assert!(most(0) && most(1), "{found:?} of {asked:?} after {sent} bytes");
     }
-    cache.clean();
-    assert_eq!(wrong_turn, 0);
+    cache
+}
+
+/// An entry of the index has short numbers for 4,095 segments: small objects lie in those, large ones in any of them, at multiples of
+/// more than 64 bytes. Both kinds leave in the order in which they came, about, over several rounds.
+#[test]
+fn more_segments_than_have_short_numbers() {
+    // 70 MiB of flash.
+    let cache = fill_far(0.25, 240 * MIB, 35 * MIB);
     let table = cache.maintenance.log().unwrap().table();
     let live = |kind, of: std::ops::RangeInclusive<u16>| {
         of.filter(|&s| table.state(s) == SegmentState::Live(kind)).count()
@@ -500,25 +523,17 @@ fn more_segments_than_have_short_numbers() {
     let (near, far) = (1..=SMALL_SEGMENTS, SMALL_SEGMENTS + 1..=FAR);
     let counts = (live(Kind::Small, near.clone()), live(Kind::Large, near), live(Kind::Large, far));
     assert!(counts.0 > 200 && counts.1 > 3_000 && counts.2 > 4_500, "{counts:?}");
-    // The last that fill half of the flash are there, and what is, is right.
-    let (mut behind, mut found, mut asked) = (0, [0u64; 2], [0u64; 2]);
-    for key in (0..sizes.len()).rev() {
-        behind += sizes[key];
-        let got = cache.ask(key as u64, Op::Get(Get::default())).found;
-        assert!(got.as_ref().is_none_or(|got| *got == value_of(key as u64, sizes[key])), "{key}");
-        if behind < 35 * MIB {
-            let small = usize::from(sizes[key] < 1_000);
-            asked[small] += 1;
-            found[small] += u64::from(got.is_some());
-        }
-    }
+    // What is lost to multiples of 256 bytes, of records of 4 KiB.
     let log = cache.log();
-    assert!(
-        found[0] * 100 >= asked[0] * 98 && found[1] * 100 >= asked[1] * 98,
-        "{found:?} of {asked:?}"
-    );
-    // Of records of 4 KiB in pieces of 8 KiB: what is lost to segments that end is not at stake here, but what is to multiples of 256 bytes.
     let lost = 1.0 - log.record_bytes_written as f64 / log.bytes_written as f64;
-    assert!(lost < 0.08 && log.segments_reclaimed > 9_000, "{lost} {log:?}");
-    cache.shard().validate().unwrap();
+    assert!(lost < 0.08 && log.segments_reclaimed > 20_000, "{lost} {log:?}");
+}
+
+/// Small objects alone have all the segments that can hold them, 32 MiB, in turn.
+#[test]
+fn small_objects_alone_go_round_where_they_can_lie() {
+    let cache = fill_far(1.0, 120 * MIB, 22 * MIB);
+    let table = cache.maintenance.log().unwrap().table();
+    let live = (1..=SMALL_SEGMENTS).filter(|&s| table.state(s) == SegmentState::Live(Kind::Small));
+    assert!(live.count() > 4_000);
 }

@@ -36,10 +36,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use larder_base::lock::Threads;
 use larder_base::{AppId, ByteSize, Nanos, Now, ObjectHash, UnixSecs};
-use larder_engine::kv::{Evicted, Room};
 use larder_engine::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Request};
 use larder_engine::kv::node::{Crawler, Node, Plan, Totals};
 use larder_engine::kv::record::RunSetup;
+use larder_engine::kv::{Evicted, Room};
 use larder_format::Geometry;
 use larder_policy::application::ApplicationError;
 use larder_runtime::{DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};

@@ -17,6 +17,7 @@ mod going_on;
 mod table;
 
 use larder_base::{Nanos, Now, ObjectHash};
+use larder_format::geometry::SMALL_SEGMENTS;
 use larder_format::page::SMALL_MAX;
 use larder_format::{Filling, Kind, RecordMeta, record_len};
 use larder_policy::admission::AdmissionPolicy;
@@ -160,6 +161,8 @@ pub struct FlashLog<B> {
     going_on: Option<GoingOn>,
     /// The segments, first and last, that are kept for large records: behind the open one, up to the end of its zone.
     kept: Option<(u16, u16)>,
+    /// Small segments of higher generations were filled beside the cursor, while it was beyond those that can be small.
+    beside_from: u64,
     /// The last large segment was left with a record that goes on.
     goes_on: bool,
     /// Zones that were passed over since a large record was placed, for want of room for one.
@@ -207,6 +210,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             open: [None, None],
             going_on: None,
             kept: None,
+            beside_from: u64::MAX,
             goes_on: false,
             passed: 0,
             buffers,
@@ -391,6 +395,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
 
     fn open_segment(&mut self, i: usize, kind: Kind, segment: u16) {
         let Some(buffer) = self.buffers.pop() else { return };
+        let is_beside = self.is_beside(kind, segment);
         let highest = self.table.words.load(1);
         let generation = highest + 1;
         self.table.words.store(1, generation);
@@ -399,7 +404,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             Some((first, last)) if first == segment => {
                 self.kept = (first < last).then_some((first + 1, last));
             }
-            _ if self.is_beside(kind, segment) => {}
+            _ if is_beside => {}
             _ => self.move_cursor(segment),
         }
         if kind == Kind::Large && self.goes_on {
@@ -418,6 +423,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
 
     /// Segments are filled from the one behind `segment` on.
     fn move_cursor(&mut self, segment: u16) {
+        if self.table.words.load(0) < SMALL_SEGMENTS.into() && segment >= SMALL_SEGMENTS {
+            self.beside_from = self.table.words.load(1);
+        }
         self.table.words.store(0, u64::from(segment) % u64::from(self.config.flash.segments));
     }
 
@@ -512,7 +520,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
                 self.failed_at = Some(now.mono);
                 self.stats.degraded = true;
             }
-            self.table.set(open.segment, SegmentState::Failed, 0);
+            self.table.set(open.segment, SegmentState::Failed, open.generation);
             self.budget.refund(fill.record_bytes);
         }
         let written = Written {

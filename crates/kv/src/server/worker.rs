@@ -919,7 +919,8 @@ impl<S: Store> Worker<S> {
             let done = conn.outstanding == 0
                 && conn.proto.output().is_empty()
                 && !conn.stream.wants_write()
-                && !conn.again;
+                && !conn.again
+                && !conn.starved;
             if done || self.now.mono >= until {
                 self.close(slot);
             } else {

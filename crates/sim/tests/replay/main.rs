@@ -130,18 +130,18 @@ fn a_record_of_another_version_is_refused() {
     let with = |version: Option<u32>| {
         let mut head: serde_json::Value = serde_json::from_slice(&bytes[setup.clone()]).unwrap();
         let head = head.as_object_mut().unwrap();
-        assert_eq!(head.remove("kv"), Some(8.into()));
+        assert_eq!(head.remove("kv"), Some(9.into()));
         head.extend(version.map(|version| ("kv".to_owned(), version.into())));
         let mut out = file_header(&serde_json::to_vec(head).unwrap()).unwrap();
         out.extend_from_slice(&bytes[setup.end..]);
         RecordFile::<_>::open(Cursor::new(out)).map(|_| ()).map_err(|e| e.to_string())
     };
-    for (version, said) in [(None, 1), (Some(1), 1), (Some(7), 7), (Some(9), 9)] {
+    for (version, said) in [(None, 1), (Some(1), 1), (Some(8), 8), (Some(10), 10)] {
         let why = with(version).unwrap_err();
         let words = format!("of version {said}, and this larder reads version 9");
         assert!(why.contains(&words), "{why}");
     }
-    assert_eq!(with(Some(8)), Ok(()));
+    assert_eq!(with(Some(9)), Ok(()));
 }
 
 /// Whatever is left of a file is replayed as far as it goes, and no difference is made up.

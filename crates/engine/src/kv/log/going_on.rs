@@ -53,7 +53,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         (1..=SMALL_SEGMENTS)
             .filter(|&s| self.table.state(s) != SegmentState::Filling && !is_kept(s))
             .min_by_key(|&s| match self.table.state(s) {
-                SegmentState::Free | SegmentState::Failed => 0,
+                SegmentState::Free => 0,
                 _ => self.table.generation(s),
             })
     }
@@ -64,14 +64,21 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             && self.at_cursor(self.needed()).is_some_and(|at| at > SMALL_SEGMENTS && at != segment)
     }
 
+    /// Whether the cursor passes over a segment, for one round: a small one that was filled beside it is as young as those before it.
+    fn passes_over(&self, s: u16) -> bool {
+        s <= SMALL_SEGMENTS
+            && self.table.state(s) == SegmentState::Live(Kind::Small)
+            && self.table.generation(s) > self.beside_from
+    }
+
     /// The segment that the cursor is at, passing over those that are being filled, and over those `kept`.
     fn at_cursor(&self, kept: Option<(u16, u16)>) -> Option<u16> {
         let n = u32::from(self.config.flash.segments);
         let start = (self.table.words.load(0) % u64::from(n)) as u32;
         let is_kept = |s: u16| kept.is_some_and(|(first, last)| (first..=last).contains(&s));
-        (0..n)
-            .map(|i| ((start + i) % n + 1) as u16)
-            .find(|&s| self.table.state(s) != SegmentState::Filling && !is_kept(s))
+        (0..n).map(|i| ((start + i) % n + 1) as u16).find(|&s| {
+            self.table.state(s) != SegmentState::Filling && !is_kept(s) && !self.passes_over(s)
+        })
     }
 
     /// The last segment in which a record of the open large one may go on; the open one itself where it may not.
@@ -91,7 +98,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             return segment;
         }
         let end = self.config.flash.zone_end(segment);
-        let free = |s: &u16| self.table.state(*s) != SegmentState::Filling;
+        let free = |s: &u16| self.table.state(*s) != SegmentState::Filling && !self.passes_over(*s);
         (segment + 1..=end).take_while(free).last().unwrap_or(segment)
     }
 
@@ -116,9 +123,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         self.table.set(open.segment, SegmentState::Free, 0);
         self.buffers.push(open.builder.finish().0);
         let end = self.config.flash.zone_end(open.segment);
-        if self.kept.take().is_some()
-            || self.at_cursor(None).is_some_and(|at| at <= end && at > open.segment)
-        {
+        self.kept = None;
+        // (Small segments may have taken it further.)
+        if self.at_cursor(None).is_some_and(|at| at <= end && at > open.segment) {
             self.move_cursor(end);
         }
         true

@@ -455,6 +455,8 @@ where
         self.fx.degraded(degraded);
     }
     fn free_room(&mut self, now: Now, shard: usize) -> bool {
+        // The log may not work: nobody is to wait for it.
+        self.node.making_room.store(false, Relaxed);
         self.node.lock(shard).make_free_room(now)
     }
     fn made_room(&mut self, now: Now) {

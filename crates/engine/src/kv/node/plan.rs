@@ -1,7 +1,7 @@
 //! How `-m` is divided: everything that grows with the configuration is counted before anything is allocated.
 
 use larder_base::{AppId, ByteSize};
-use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT, SMALL_SEGMENTS};
+use larder_format::geometry::{MIN_SEGMENTS, SEGMENTS_AT, SMALL_SEGMENTS};
 use larder_format::page::SMALL_MAX;
 use larder_format::{Geometry, GeometryError, PAGE_SIZE};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
@@ -651,7 +651,9 @@ impl Plan {
         let arena = part(self.arena_bytes as u64 * n);
         let wanted = part(u64::from(flash.segment_bytes)).max(LEAST_SAMPLED_SEGMENT);
         let segment = 1u64 << wanted.ilog2();
-        let segments = (capacity / segment).min(u64::from(MAX_SEGMENTS)) as u16;
+        // Not beyond those that can hold small objects, where the whole is not.
+        let most = flash.segments.max(SMALL_SEGMENTS);
+        let segments = (capacity / segment).min(most.into()) as u16;
         let objects = part(self.objects * n);
         let staged = if segments > 0 { 2 * segment } else { 0 };
         let (free_low, free_high) = marks(arena, staged);
