@@ -134,7 +134,7 @@ fn commands_and_statistics_over_tcp() {
     // Both connections' workers are counted as soon as the answers are there.
     assert_eq!((a.stat("cmd_set"), a.stat("get_hits"), b.stat("cmd_get")), (1, 1, 1));
     // memcached's own test counts its lines; ours have some of their own.
-    assert_eq!(a.stats("").len(), 90);
+    assert_eq!(a.stats("").len(), 91);
     assert_eq!((a.stat("curr_connections"), a.stat("threads")), (2, 2));
     let settings = a.stats(" settings");
     assert!(settings.contains(&("item_size_max".into(), "1048576".into())), "{settings:?}");

@@ -77,7 +77,7 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
             &["flash-size '1 MiB'", "--flash none"],
         ),
         (
-            &["-m", "64", "--flash", "/tmp/nowhere/f", "--flash-size", "64g"],
+            &["-m64", "--flash=/tmp/nowhere/f", "--flash-size=64g", "--flash-object-size=280"],
             2,
             &[
                 "68719476736 B / 280 B per object",

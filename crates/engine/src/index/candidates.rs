@@ -4,7 +4,7 @@ use super::Entry;
 use super::bucket::{Raw, Runs};
 
 /// Entries that may be an object's.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Candidates {
     raw: [Raw; Candidates::CAPACITY],
     len: u8,
@@ -17,7 +17,7 @@ impl Candidates {
     pub const CAPACITY: usize = 8;
 
     pub(super) fn new(runs: Runs) -> Candidates {
-        Candidates { runs, ..Candidates::default() }
+        Candidates { raw: [Raw::default(); Candidates::CAPACITY], len: 0, omitted: 0, runs }
     }
 
     /// Number of entries.

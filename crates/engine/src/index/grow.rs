@@ -165,7 +165,7 @@ impl FlashIndex {
             std::array::from_fn(|pos| (line.live() & 1 << pos != 0).then(|| line.raw(pos)));
         self.set_buckets(last);
         self.update(last, &line, &Line([0; WORDS]));
-        let mut done = Inserted::default();
+        let mut done = self.nothing_done();
         // Which bucket it was split from.
         let into = self.spots.split;
         for raw in all.into_iter().flatten() {

@@ -8,7 +8,7 @@ use super::search::Kind;
 use super::{Entry, FlashIndex, distinct};
 
 /// What [`FlashIndex::insert`] did besides inserting.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Inserted {
     /// Entries that were evicted because no room could be made: none nearly always, one at most for a small entry, up
     /// to eight for a wide one.
@@ -33,9 +33,13 @@ impl FlashIndex {
         entry.clock = entry.clock.min(self.clock_max);
         let (tag, both) = self.buckets_of(hash);
         let raw = Raw::encode(tag, &entry, self.runs);
-        let mut done = Inserted::default();
+        let mut done = self.nothing_done();
         self.insert_raw(distinct(&both), raw, &mut done);
         done
+    }
+
+    pub(super) fn nothing_done(&self) -> Inserted {
+        Inserted { forced: Candidates::new(self.runs), relocated: 0 }
     }
 
     pub(super) fn insert_raw(&mut self, buckets: &[u32], raw: Raw, done: &mut Inserted) {

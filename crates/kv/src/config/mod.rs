@@ -857,6 +857,7 @@ mod tests {
                 Settings {
                     flash: None,
                     flash_size: Some(ByteSize::gib(64)),
+                    flash_object_size: Some(ByteSize(280)),
                     memory_limit: Some(ByteSize::mib(64)),
                     ..base()
                 },

@@ -335,8 +335,16 @@ fn format_flash_makes_a_flash_file_anew_with_the_size_asked_for() {
         let args = ["-m", "5", "-I", "16k", "--flash-size", &megabytes];
         // A size that cannot be served loses nothing.
         let before = std::fs::metadata(site.flash()).unwrap().len();
-        let (code, last) =
-            site.refused(&["-m", "5", "-I", "16k", "--flash-size", "4g", "--format-flash"]);
+        let (code, last) = site.refused(&[
+            "-m",
+            "5",
+            "-I",
+            "16k",
+            "--flash-size",
+            "4g",
+            "--flash-object-size=280",
+            "--format-flash",
+        ]);
         assert_eq!(code, Some(2), "{last}");
         assert_eq!(std::fs::metadata(site.flash()).unwrap().len(), before);
         let (code, last) = site.refused(&args);

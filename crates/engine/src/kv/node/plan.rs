@@ -973,14 +973,15 @@ mod tests {
 
     #[test]
     fn the_impossible_is_refused_with_the_arithmetic() {
+        // An index that begins small would do; three segments do not fit.
+        let g = geometry(4 << 20, 200 << 30);
+        let e = plan(4 << 20, 1 << 10, Some((&g, 280))).unwrap_err().to_string();
+        assert!(e.contains("4 MiB") && e.contains("GiB") && e.contains("flash index takes"), "{e}");
+        // Where they do, flash of any size is served.
         let g = geometry(64 << 20, 100 << 30);
-        let e = plan(64 << 20, 1 << 20, Some((&g, 280))).unwrap_err().to_string();
-        assert!(
-            e.contains("64 MiB")
-                && e.contains("100.0 GiB") | e.contains("GiB")
-                && e.contains("flash index takes"),
-            "{e}"
-        );
+        let p = plan(64 << 20, 1 << 20, Some((&g, 280))).unwrap();
+        let index = p.shards * FlashIndex::words_for(p.buckets) * 8;
+        assert!(index <= 17 << 20 && 3 * g.segment_bytes() <= 13 << 20, "{p:?} {g:?}");
         let e = plan(64 << 20, 64 << 20, None).unwrap_err().to_string();
         assert!(e.contains("objects of 64 MiB need at least"), "{e}");
     }
