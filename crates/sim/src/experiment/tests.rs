@@ -344,13 +344,13 @@ fn applications_get_their_shares_and_are_told_apart() {
     let (most, before) = most.unwrap();
     let less = run_with(&format!(
         "application_names = {{ {most} = \"web\" }}\n[cache.applications.shares]\nweb = {{ ceiling = 0.1 }}\n\
-         [expect.hybrid]\napplications_web_dram_share = {{ max = 0.25 }}\n"
+         [expect.hybrid]\napplications_web_dram_share = {{ max = 0.5 }}\n"
     ));
     let web = &less.applications["web"];
-    // What is over the ceiling stays until CLOCK comes to it: in a DRAM that a segment is a good part of, the share goes up and down
-    // between 0.11 and 0.23, by when the run ends.
-    assert!(web.dram_share < 0.25 && before.dram_share > 0.3, "{web:?} {before:?}");
-    assert!(web.dram_share < 2.0 / 3.0 * before.dram_share, "{web:?} {before:?}");
+    // What is over the ceiling stays until CLOCK comes to it: at any one time the share may be several times that (0.18 to 0.42 at the
+    // ends of runs of other lengths). Over the run it tells in the hits.
+    assert!(before.dram_share > 0.3, "{before:?}");
+    assert!(3 * web.hits_dram < 2 * before.hits_dram, "{web:?} {before:?}");
     assert!(web.flash_share < 0.15, "{web:?}");
     let least = told.applications.iter().min_by(|a, b| a.1.dram_share.total_cmp(&b.1.dram_share));
     let (least, before) = least.unwrap();
