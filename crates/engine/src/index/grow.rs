@@ -26,7 +26,7 @@
 
 use super::bucket::{Line, Raw, SLOTS, SPREAD, WORDS, positions};
 use super::candidates::Candidates;
-use super::{FlashIndex, HEADER_WORDS, Inserted, distinct, least_width};
+use super::{FlashIndex, HEADER_WORDS, distinct, least_width};
 
 /// An index grows to so many times its base, at most: three bits of a lot.
 pub(super) const MOST_TIMES: u64 = 8;
