@@ -6,9 +6,10 @@
 //! is answered `TooLarge` and leaves the object alone.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use larder_base::{Expiry, HashKey, KeyHasher, Now, ObjectHash, UnixSecs};
+use larder_base::{Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{
     Arith, Delete, Effects, FlashRead, Get, Item, Op, Reply, Request, Store, StoreMode, Tier,
 };
@@ -46,7 +47,11 @@ pub struct ModelEngine {
     state: Mutex<State>,
     hasher: KeyHasher,
     max_object: usize,
+    put_off: AtomicU32,
 }
+
+/// Values of so many bytes may be put off.
+const LARGE: usize = 64 << 10;
 
 /// What memcached stores beside key and value, counted against the limit on objects.
 const OVERHEAD: usize = 48;
@@ -58,7 +63,18 @@ impl ModelEngine {
             state: Mutex::new(State { objects: BTreeMap::new(), last_cas: 0, flush_at: None }),
             hasher: KeyHasher::new(HashKey([0x5a; 16])),
             max_object,
+            put_off: 0.into(),
         }
+    }
+
+    /// Puts off the next stores of large values, 64 KiB and more, as if room were being made for them: so many times in all.
+    pub fn put_off(&self, times: u32) {
+        self.put_off.store(times, Ordering::SeqCst);
+    }
+
+    /// How many times more it will.
+    pub fn puts_off(&self) -> u32 {
+        self.put_off.load(Ordering::SeqCst)
     }
 
     /// Number of objects, expired ones that nobody asked for included.
@@ -318,6 +334,20 @@ impl Engine for ModelEngine {
 
     fn read_len(&self, read: &FlashRead) -> usize {
         read.at.len as usize
+    }
+
+    fn waits_for_room(
+        &self,
+        now: Now,
+        _: &[u8],
+        value_len: usize,
+        since: &mut Option<Nanos>,
+    ) -> bool {
+        let less = |left: u32| left.checked_sub(1);
+        let waits = value_len >= LARGE
+            && self.put_off.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok();
+        *since = waits.then(|| since.unwrap_or(now.mono));
+        waits
     }
 
     fn execute<X: Effects>(

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use larder_base::{ByteSize, Nanos, Now, ObjectHash, UnixSecs};
+use larder_base::{ByteSize, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{Effects, Op, Request};
 use larder_kv::config::{Config, ListenAddress, ListenTls, Machine, Settings, TlsConfig};
 use larder_kv::connection::{Engine, Fetched, Step};
@@ -443,69 +443,20 @@ fn stopping_finishes_what_has_arrived() {
     assert_eq!(idle.line(), "");
 }
 
-/// A store that puts off large values, so many times.
-struct Short {
-    model: ModelEngine,
-    left: AtomicUsize,
-}
-
-impl Engine for Short {
-    type Read = <ModelEngine as Engine>::Read;
-    fn hash(&self, key: &[u8]) -> ObjectHash {
-        self.model.hash(key)
-    }
-    fn fits(&self, key_len: usize, value_len: usize) -> bool {
-        self.model.fits(key_len, value_len)
-    }
-    fn read_len(&self, read: &Self::Read) -> usize {
-        self.model.read_len(read)
-    }
-    fn waits_for_room(
-        &self,
-        now: Now,
-        _: &[u8],
-        value_len: usize,
-        since: &mut Option<Nanos>,
-    ) -> bool {
-        let waits = value_len >= 1 << 16 && self.left.load(Ordering::SeqCst) > 0;
-        self.left.fetch_sub(usize::from(waits), Ordering::SeqCst);
-        *since = waits.then_some(now.mono);
-        waits
-    }
-    fn execute<X: Effects>(
-        &self,
-        now: Now,
-        request: &Request<'_>,
-        fetched: Option<Fetched<'_, Self::Read>>,
-        effects: &mut X,
-    ) -> Step<Self::Read> {
-        self.model.execute(now, request, fetched, effects)
-    }
-    fn flush_all(&self, now: Now, at: UnixSecs) {
-        self.model.flush_all(now, at);
-    }
-}
-
-impl Store for Short {
-    fn stats(&self, now: Now) -> CacheStats {
-        self.model.stats(now)
-    }
-}
-
 /// What waits for room, and what was sent behind it, is served before the server has stopped.
 #[test]
 fn stopping_finishes_what_waits_for_room() {
-    let short = Short { model: ModelEngine::new(1 << 20), left: 100.into() };
-    let short = Arc::new(short);
+    let model = Arc::new(ModelEngine::new(1 << 20));
+    model.put_off(100);
     let clock = Arc::new(Clock::start());
     let server =
-        Server::start(config(Settings::default()), short.clone(), clock, Box::new(|| {})).unwrap();
+        Server::start(config(Settings::default()), model.clone(), clock, Box::new(|| {})).unwrap();
     let mut c = Client::new(server.addresses()[0]);
     let value = vec![b'v'; 100_000];
     c.send(b"set a 0 0 100000\r\n");
     c.send(&value);
     c.send(b"\r\ndelete a\r\n");
-    eventually("it waits", || short.left.load(Ordering::SeqCst) < 100);
+    eventually("it waits", || model.puts_off() < 100);
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         c.reader.read_to_string(&mut text).unwrap();

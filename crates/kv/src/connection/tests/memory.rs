@@ -1,10 +1,8 @@
 //! Bounded memory: slow readers, large values, stalled holders.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use larder_base::{Nanos, Now, ObjectHash, UnixSecs};
-use larder_engine::kv::api::{Effects, Request};
+use larder_base::Nanos;
 
 use super::harness::{Client, Delayed, at};
 use crate::connection::*;
@@ -218,56 +216,13 @@ fn idle_connections_keep_no_buffers() {
     assert!(client.conn.memory() <= 4096, "{}", client.conn.memory());
 }
 
-/// Puts off the first so many stores of values of 64 KiB and more.
-struct Short {
-    model: ModelEngine,
-    times: AtomicU32,
-}
-
-impl Engine for Short {
-    type Read = FlashRead;
-    fn hash(&self, key: &[u8]) -> ObjectHash {
-        self.model.hash(key)
-    }
-    fn fits(&self, key_len: usize, value_len: usize) -> bool {
-        self.model.fits(key_len, value_len)
-    }
-    fn read_len(&self, read: &FlashRead) -> usize {
-        self.model.read_len(read)
-    }
-    fn waits_for_room(
-        &self,
-        now: Now,
-        _: &[u8],
-        value_len: usize,
-        since: &mut Option<Nanos>,
-    ) -> bool {
-        let left = self.times.load(Ordering::Relaxed);
-        let waits = value_len >= 1 << 16 && left > 0;
-        self.times.fetch_sub(u32::from(waits), Ordering::Relaxed);
-        *since = waits.then(|| since.unwrap_or(now.mono));
-        waits
-    }
-    fn execute<X: Effects>(
-        &self,
-        now: Now,
-        request: &Request<'_>,
-        fetched: Option<Fetched<'_, FlashRead>>,
-        effects: &mut X,
-    ) -> Step<FlashRead> {
-        self.model.execute(now, request, fetched, effects)
-    }
-    fn flush_all(&self, now: Now, at: UnixSecs) {
-        self.model.flush_all(now, at);
-    }
-}
-
 /// A store that waits for room comes again as it came, and what was sent behind it stays behind it.
 #[test]
 fn a_store_that_waits_for_room_comes_again() {
     for meta in [false, true] {
-        let engine = Short { model: ModelEngine::default(), times: 3.into() };
-        let mut client: Client<Short> = Client::new();
+        let engine = ModelEngine::default();
+        engine.put_off(3);
+        let mut client: Client<ModelEngine> = Client::new();
         let mut input = set("a", 100_000);
         if meta {
             input.splice(..input.iter().position(|b| *b == b'\r').unwrap(), *b"ms a 100000");
