@@ -97,6 +97,7 @@ impl One {
             salt: 1,
             segments: SEGMENTS,
             segment_bytes: SEGMENT_BYTES,
+            drives: Vec::new(),
             shard: ShardSetup {
                 arena_bytes: ARENA,
                 max_object: 1 << 20,

@@ -122,6 +122,7 @@ impl Cache {
             salt: 1,
             segments,
             segment_bytes: segment as u32,
+            drives: Vec::new(),
             shard: ShardSetup {
                 arena_bytes: 16 << 20,
                 max_object: 12 << 20,

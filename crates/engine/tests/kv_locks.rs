@@ -269,6 +269,7 @@ fn setup() -> RunSetup {
         salt: 3,
         segments: SEGMENTS,
         segment_bytes: SEGMENT,
+        drives: Vec::new(),
         shard: ShardSetup {
             arena_bytes: 32 << 10,
             max_object: 4 << 10,

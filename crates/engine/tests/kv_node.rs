@@ -11,7 +11,7 @@ use larder_engine::kv::node::{
     Turn, defaults, run_setup,
 };
 use larder_engine::kv::record::{AppsSetup, RunSetup, SetupError};
-use larder_engine::kv::{FlashGeometry, IndexSteps, IoFailed, SegmentIo};
+use larder_engine::kv::{Drives, FlashGeometry, IndexSteps, IoFailed, SegmentIo};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::TrainingSet;
@@ -158,7 +158,7 @@ fn setup_for(
         cas_base,
         cas_bits: 44,
         seed: 1,
-        flash: FlashGeometry { salt: 1, segments, segment_bytes },
+        flash: FlashGeometry { salt: 1, segments, segment_bytes, drives: Drives::ONE },
         log: flash.map(|_| LogStart::default()),
     };
     (run_setup(&cache, &plan, &start), plan)

@@ -32,6 +32,87 @@ pub fn run_bits(segments: u16) -> u32 {
     runs.next_power_of_two().trailing_zeros()
 }
 
+/// Which numbers the segments of one of several drives have in their cache: the first `small` of them lie among the first
+/// [`SMALL_SEGMENTS`], so that each drive can hold small objects, the rest behind those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// The number of its first segment, less one.
+    pub small_before: u16,
+    /// Segments that can hold small objects, or more than there are.
+    pub small: u16,
+    /// The number of the first segment behind those, less one; at least [`SMALL_SEGMENTS`].
+    pub large_before: u16,
+}
+
+impl Numbers {
+    /// Those of a drive that is the only one: each segment has its own number.
+    pub const ALONE: Numbers =
+        Numbers { small_before: 0, small: SMALL_SEGMENTS, large_before: SMALL_SEGMENTS };
+
+    /// The number of the drive's segment `segment`, counted from 1.
+    #[inline]
+    pub fn number(&self, segment: u16) -> u16 {
+        match segment.checked_sub(self.small) {
+            Some(behind) if behind > 0 => self.large_before.saturating_add(behind),
+            _ => self.small_before.saturating_add(segment),
+        }
+    }
+
+    /// The drive's segment of this number, if it has `segments`.
+    #[inline]
+    pub fn segment(&self, number: u16, segments: u16) -> Option<u16> {
+        let small = self.small.min(segments);
+        let behind = match number > SMALL_SEGMENTS {
+            true => number.checked_sub(self.large_before).map(|at| small.saturating_add(at)),
+            false => number.checked_sub(self.small_before).filter(|at| *at <= small),
+        };
+        behind.filter(|s| *s > 0 && *s <= segments && self.number(*s) == number)
+    }
+
+    /// The highest number that `segments` of them have.
+    pub fn highest(&self, segments: u16) -> u16 {
+        self.number(segments)
+    }
+
+    /// Whether `segments` of them have numbers that can be, and small objects some of them.
+    pub fn can_be(&self, segments: u16) -> bool {
+        let small = self.small.min(segments);
+        let large = segments - small;
+        self.small > 0
+            && u32::from(self.small_before) + u32::from(small) <= SMALL_SEGMENTS.into()
+            && self.large_before >= SMALL_SEGMENTS
+            && u32::from(self.large_before) + u32::from(large) <= MAX_SEGMENTS.into()
+    }
+
+    /// Numbers for a drive of so many segments beside those that are taken, where there are some. Where there are few that can hold small
+    /// objects it has at most `small` of those.
+    pub fn beside(taken: &[(Numbers, u16)], segments: u16, small: u16) -> Option<Numbers> {
+        let small_end = |(n, all): &(Numbers, u16)| n.small_before + n.small.min(*all);
+        let large_end = |(n, all): &(Numbers, u16)| match all.saturating_sub(n.small) {
+            0 => SMALL_SEGMENTS,
+            large => n.large_before.saturating_add(large),
+        };
+        let small_before = taken.iter().map(small_end).max().unwrap_or(0);
+        let large_before = taken.iter().map(large_end).max().unwrap_or(SMALL_SEGMENTS);
+        let left = SMALL_SEGMENTS.saturating_sub(small_before);
+        let numbers = Numbers { small_before, small: segments.min(left).min(small), large_before };
+        numbers.can_be(segments).then_some(numbers)
+    }
+
+    /// Whether two drives, of so many segments, have a number in common.
+    pub fn overlap(&self, segments: u16, other: &Numbers, others: u16) -> bool {
+        let meet = |a: (u16, u16), b: (u16, u16)| a.0 < b.1 && b.0 < a.1;
+        let small = |n: &Numbers, all: u16| {
+            (n.small_before, n.small_before.saturating_add(n.small.min(all)))
+        };
+        let large = |n: &Numbers, all: u16| {
+            (n.large_before, n.large_before.saturating_add(all.saturating_sub(n.small)))
+        };
+        meet(small(self, segments), small(other, others))
+            || meet(large(self, segments), large(other, others))
+    }
+}
+
 const _: () = assert!(SEGMENTS_AT.is_multiple_of(PAGE_SIZE as u64));
 const _: () = assert!(MAX_SEGMENT_BYTES <= u32::MAX as u64);
 
@@ -218,6 +299,46 @@ mod tests {
         assert!(Geometry::with_segment(1 << 40, 8192).is_err());
         assert!(Geometry::with_segment(0, 8192).is_err());
         assert!(Geometry::with_segment(u64::MAX, 1 << 20).is_err());
+    }
+
+    #[test]
+    fn numbers_of_drives_lead_back_to_their_segments() {
+        let drives = [
+            (Numbers { small_before: 0, small: 2000, large_before: 4095 }, 9000),
+            (Numbers { small_before: 2000, small: 500, large_before: 4095 + 7000 }, 2000),
+            (Numbers { small_before: 2500, small: 700, large_before: 4095 }, 600),
+        ];
+        let mut given = std::collections::BTreeSet::new();
+        for (numbers, segments) in drives {
+            for s in 1..=segments {
+                let number = numbers.number(s);
+                assert!(given.insert(number), "{number} twice");
+                assert_eq!(number <= SMALL_SEGMENTS, s <= numbers.small);
+                for (other, all) in drives {
+                    let back = (other == numbers).then_some(s);
+                    assert_eq!(other.segment(number, all), back, "{number} {other:?}");
+                }
+            }
+            assert_eq!(numbers.segment(0, segments), None);
+        }
+        for (i, (a, of_a)) in drives.iter().enumerate() {
+            for (j, (b, of_b)) in drives.iter().enumerate() {
+                assert_eq!(a.overlap(*of_a, b, *of_b), i == j);
+            }
+        }
+        let mut taken: Vec<_> = Vec::new();
+        for segments in [600, 5000, 900, 900] {
+            let numbers = Numbers::beside(&taken, segments, 1000).unwrap();
+            assert!(taken.iter().all(|(n, all)| !n.overlap(*all, &numbers, segments)));
+            taken.push((numbers, segments));
+        }
+        assert_eq!(taken[1].0, Numbers { small_before: 600, small: 1000, large_before: 4095 });
+        assert_eq!(Numbers::beside(&taken, 60_000, 1000), None);
+        assert_eq!(Numbers::beside(&[(Numbers::ALONE, 4095)], 10, 10), None);
+        for s in [1, 4095, 4096, MAX_SEGMENTS] {
+            assert_eq!(Numbers::ALONE.number(s), s);
+            assert_eq!(Numbers::ALONE.segment(s, MAX_SEGMENTS), Some(s));
+        }
     }
 
     #[test]

@@ -20,19 +20,27 @@
 //!  112   4  when the device was formatted, Unix seconds
 //!  116   4  zero
 //!  120   8  run: a random number of the last start (since version 2), 0 for none
-//!  128      zero
+//!  128   8  drive: a random number that names one of several drives (feature 1), 0 for one that is alone
+//!  136   2  the number of its first segment, less one
+//!  138   2  segments that can hold small objects
+//!  140   2  the number of the first segment behind those, less one
+//!  142   1  place among the drives
+//!  143      zero
 //! ```
 //!
 //! Two copies, in pages 0 and 1 of the device, are written in turn, each with the next sequence number and a sync
 //! behind it: a torn write of one leaves the other. To format a device, zero both pages, sync, then write copy 0: a
 //! format that was cut short leaves a device without a superblock, never an old superblock.
 //!
+//! Several drives of one cache have its UUID and its hash key, epochs and runs alike; each has segments with numbers of their own
+//! ([`Numbers`]). A program that does not know them must leave such a drive alone.
+//!
 //! The epoch counts the starts of one device. It cannot tell two lines of starts apart that began with a copy of the device,
 //! since both count on from the same number: that is what the **run** is for. Version 1 had none; it is read, and has run 0.
 
 use larder_base::{HashKey, ObjectHash, UnixSecs};
 
-use crate::geometry::{Geometry, GeometryError};
+use crate::geometry::{Geometry, GeometryError, Numbers};
 use crate::{PAGE_SIZE, le};
 
 /// What a superblock begins with.
@@ -42,7 +50,11 @@ pub const VERSION: u32 = 2;
 /// The oldest version that this code reads.
 pub const OLDEST_VERSION: u32 = 1;
 /// The incompatible features that this code knows.
-pub const KNOWN_INCOMPATIBLE: u64 = 0;
+pub const KNOWN_INCOMPATIBLE: u64 = SEVERAL_DRIVES;
+/// The incompatible feature of a drive that is one of several.
+const SEVERAL_DRIVES: u64 = 1;
+/// Places of drives in one cache.
+pub const PLACES: u8 = 16;
 /// Number of copies: copy `n` lies in page `n` of the device.
 pub const COPIES: usize = 2;
 
@@ -118,6 +130,17 @@ pub enum SuperblockError {
     },
 }
 
+/// Which of a cache's drives one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartOf {
+    /// A random number that names it; never 0.
+    pub drive: u64,
+    /// Its place, below [`PLACES`].
+    pub place: u8,
+    /// Which numbers its segments have.
+    pub numbers: Numbers,
+}
+
 /// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
@@ -143,6 +166,8 @@ pub struct Superblock {
     pub formatted: UnixSecs,
     /// A random number that the last start drew, which no other start has, on whatever copy of the device; 0 for none.
     pub run: u64,
+    /// Which of several drives it is of; `None` where it is the only one.
+    pub part: Option<PartOf>,
 }
 
 /// The superblock that rules a device.
@@ -176,6 +201,39 @@ impl Superblock {
             clean_epoch: 0,
             formatted,
             run: 0,
+            part: None,
+        }
+    }
+
+    /// The first superblock of a drive that joins the cache of this one.
+    #[must_use]
+    pub fn format_beside(
+        &self,
+        geometry: Geometry,
+        part: PartOf,
+        formatted: UnixSecs,
+    ) -> Superblock {
+        let first = Superblock::format(self.uuid, self.hash_key, geometry, formatted);
+        Superblock { incompatible: SEVERAL_DRIVES, part: Some(part), ..first }
+    }
+
+    /// The same drive as one of several.
+    #[must_use]
+    pub fn as_part(&self, part: PartOf) -> Superblock {
+        let incompatible = self.incompatible | SEVERAL_DRIVES;
+        Superblock { incompatible, part: Some(part), ..self.clone() }
+    }
+
+    /// What this drive says when another of its cache says `lead`: the same epoch, run and CAS base.
+    #[must_use]
+    pub fn following(&self, lead: &Superblock) -> Superblock {
+        Superblock {
+            sequence: self.sequence + 1,
+            epoch: lead.epoch,
+            cas_base: lead.cas_base,
+            clean_epoch: lead.clean_epoch,
+            run: lead.run,
+            ..self.clone()
         }
     }
 
@@ -249,6 +307,13 @@ impl Superblock {
         put(104, &self.clean_epoch.to_le_bytes());
         put(112, &self.formatted.0.to_le_bytes());
         put(120, &self.run.to_le_bytes());
+        if let Some(part) = &self.part {
+            put(128, &part.drive.to_le_bytes());
+            put(136, &part.numbers.small_before.to_le_bytes());
+            put(138, &part.numbers.small.to_le_bytes());
+            put(140, &part.numbers.large_before.to_le_bytes());
+            put(142, &[part.place]);
+        }
         let crc = crc32c::crc32c(&page[CRC_FROM..]);
         page[8..12].copy_from_slice(&crc.to_le_bytes());
         page
@@ -292,7 +357,23 @@ impl Superblock {
         field("clean epoch", clean_epoch, clean_epoch <= epoch)?;
         let sequence = u64_at(32);
         field("sequence", sequence, sequence < u64::MAX)?;
+        let part = if incompatible & SEVERAL_DRIVES == 0 {
+            None
+        } else {
+            let u16_at = |at: usize| le(&page[at..at + 2]) as u16;
+            let numbers = Numbers {
+                small_before: u16_at(136),
+                small: u16_at(138),
+                large_before: u16_at(140),
+            };
+            let (drive, place) = (u64_at(128), page[142]);
+            field("drive", drive, drive != 0)?;
+            field("place", place.into(), place < PLACES)?;
+            field("numbers", numbers.small_before.into(), numbers.can_be(geometry.segments()))?;
+            Some(PartOf { drive, place, numbers })
+        };
         Ok(Superblock {
+            part,
             incompatible,
             compatible: u64_at(24),
             sequence,

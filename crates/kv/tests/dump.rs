@@ -36,6 +36,7 @@ fn every_key_in_dram_is_listed_once_and_memory_stays_bounded() {
         data_dir: dir.path().to_owned(),
         flash: None,
         flash_size: None,
+        further: Vec::new(),
         flash_object_size: 1024,
         format_flash: false,
         admission: AdmissionConfig::from_name("all").unwrap(),

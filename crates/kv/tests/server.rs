@@ -38,7 +38,7 @@ fn machine() -> Machine {
 
 fn config(settings: Settings) -> Config {
     let given = Settings {
-        flash: Some("none".into()),
+        flash: Some(vec!["none".into()]),
         threads: Some(2),
         live_page: LivePage { http: Some("off".into()), ..LivePage::default() },
         ..settings

@@ -27,7 +27,7 @@ fn start(settings: Settings) -> Server<ModelEngine> {
         can_hold_files: |_| Ok(()),
     };
     let given = Settings {
-        flash: Some("none".into()),
+        flash: Some(vec!["none".into()]),
         threads: Some(2),
         live_page: LivePage { http: Some("off".into()), ..LivePage::default() },
         ..settings

@@ -188,6 +188,17 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// The device that reading or writing failed of.
+    pub fn device(&self) -> Option<&std::sync::Arc<str>> {
+        match self {
+            DeviceError::OutOfRange { device, .. }
+            | DeviceError::Misaligned { device, .. }
+            | DeviceError::TooLong { device, .. }
+            | DeviceError::Io { device, .. } => Some(device),
+            _ => None,
+        }
+    }
+
     /// The system's error number, where the system reported one.
     pub fn errno(&self) -> Option<i32> {
         match self {

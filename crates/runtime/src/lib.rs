@@ -45,7 +45,7 @@ pub use batch::{Batch, Pile};
 pub use buffer::{AlignedBuf, BufferPool, PAGE};
 pub use clock::{Clock, TurnClock};
 pub use datadir::{DataDir, DataDirError, FileMark, SharedDir};
-pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
+pub use device::{Device, DeviceOptions, FlashDevice, Geometry, JoinedDevices};
 pub use error::{DeviceError, IoOp, plain};
 pub use extents::{ExtentsError, FileExtent, FileExtents};
 pub use lock::{

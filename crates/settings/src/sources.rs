@@ -225,14 +225,21 @@ impl Words {
         }
     }
 
-    /// Adds a source. What it says twice is as it says last.
+    /// Adds a source. What it says twice is as it says last, unless there can be several.
     fn add_source(&mut self, flags: &Command, source: &[Said<'_>]) {
-        let last: BTreeMap<_, _> = source.iter().copied().collect();
-        for (key, value) in last {
+        let mut all: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (key, value) in source {
+            all.entry(key).or_default().push(value);
+        }
+        for (key, values) in all {
             let flag = flags.get_arguments().find(|f| key_of(f) == Some(key));
             debug_assert!(flag.is_some(), "'{key}' is no setting");
             let Some(flag) = flag else { continue };
-            self.add(flag, typed(flag, value));
+            let first = match flag.get_action() {
+                ArgAction::Append => 0,
+                _ => values.len() - 1,
+            };
+            self.add(flag, values[first..].iter().flat_map(|value| typed(flag, value)).collect());
         }
     }
 }

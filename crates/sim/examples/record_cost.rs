@@ -46,6 +46,7 @@ fn setup() -> RunSetup {
         salt: 0,
         segments: 0,
         segment_bytes: 4096,
+        drives: Vec::new(),
         shard: ShardSetup {
             arena_bytes: 64 << 20,
             max_object: 1 << 20,

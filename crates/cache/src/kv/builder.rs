@@ -133,6 +133,7 @@ impl Builder {
             data_dir: self.directory.clone().unwrap_or_default(),
             flash: self.directory.map(|directory| directory.join(FLASH_FILE)),
             flash_size: self.flash.map(|bytes| bytes.0),
+            further: Vec::new(),
             flash_object_size: object_size,
             format_flash: false,
             admission,

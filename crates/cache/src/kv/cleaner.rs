@@ -6,13 +6,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use larder_base::{ByteSize, Now};
-use larder_engine::kv::node::{Maintenance, MaintenanceEffects, MemoryError, StateIo, Turn};
+use larder_engine::kv::node::{
+    DriveEffects, DriveUpkeep, Maintenance, MaintenanceEffects, MemoryError, StateIo, Turn,
+};
 use larder_engine::kv::{Evicted, IndexFull, IoFailed, SegmentIo, TooLarge};
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::{Model, TrainingSet};
 use larder_runtime::{AlignedBuf, Clock};
 
-use super::{Core, Flash, locked};
+use super::{Core, Drive, Flash, locked};
 
 /// The cleaner asks for the shortest slices there are: it works for moments and waits, and where processors are busy, those
 /// with the shortest slice left run first. What it comes too late for is evicted on the request path and never reaches
@@ -23,18 +25,41 @@ const WEAR: Duration = Duration::from_secs(60);
 
 /// What the write budget remembers.
 pub(super) const BUDGET: &str = "budget.json";
+
+/// The same for the drive at a place.
+pub(super) fn budget_name(place: usize) -> String {
+    if place == 0 { BUDGET.to_owned() } else { format!("budget-{place}.json") }
+}
+
+/// The place of the further drive whose budget has this name.
+pub(super) fn budget_place(name: &str) -> Option<usize> {
+    name.strip_prefix("budget-")?.strip_suffix(".json")?.parse().ok()
+}
 /// Which number stands for which application.
 pub(super) const APPLICATIONS: &str = "applications.json";
 
-/// Whole segments to and from the device, and small files in the data directory, with a log line for what goes wrong.
-pub(super) struct Disk<'a>(pub(super) Option<&'a Flash>);
+/// Whole segments to and from one drive, and small files in the data directory, with a log line for what goes wrong.
+#[derive(Clone, Copy)]
+pub(super) struct Disk<'a>(pub(super) Option<(&'a Flash, usize)>);
+
+impl<'a> Disk<'a> {
+    /// The first drive.
+    pub(super) fn first(flash: Option<&'a Flash>) -> Disk<'a> {
+        Disk(flash.map(|flash| (flash, flash.drives.first().map_or(0, |drive| drive.place))))
+    }
+
+    fn drive(&self) -> Result<&'a Drive, IoFailed> {
+        let (flash, place) = self.0.ok_or(IoFailed)?;
+        flash.drive(place).ok_or(IoFailed)
+    }
+}
 
 impl SegmentIo for Disk<'_> {
     type Buffer = AlignedBuf;
 
     fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
-        let flash = self.0.ok_or(IoFailed)?;
-        flash.device.write_at(flash.geometry.offset(segment), bytes).map_err(|error| {
+        let drive = self.drive()?;
+        drive.device.write_at(drive.geometry.offset(segment), bytes).map_err(|error| {
             tracing::error!(
                 %error,
                 segment,
@@ -45,8 +70,8 @@ impl SegmentIo for Disk<'_> {
     }
 
     fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
-        let flash = self.0.ok_or(IoFailed)?;
-        flash.device.read_at(flash.geometry.offset(segment), bytes).map_err(|error| {
+        let drive = self.drive()?;
+        drive.device.read_at(drive.geometry.offset(segment), bytes).map_err(|error| {
             tracing::error!(%error, segment, "a segment could not be read for reclaim; its objects are forgotten");
             IoFailed
         })
@@ -55,7 +80,7 @@ impl SegmentIo for Disk<'_> {
 
 impl Disk<'_> {
     fn keep(&self, name: &str, bytes: Result<Vec<u8>, serde_json::Error>) -> Result<(), String> {
-        let Some(flash) = self.0 else { return Ok(()) };
+        let Some((flash, _)) = self.0 else { return Ok(()) };
         let bytes = bytes.map_err(|e| e.to_string())?;
         flash.dir.replace(name, &bytes).map_err(|e| e.to_string())
     }
@@ -77,7 +102,8 @@ impl StateIo for Disk<'_> {
     }
 
     fn keep_budget(&mut self, state: BudgetState) -> bool {
-        let kept = self.keep(BUDGET, serde_json::to_vec(&state));
+        let name = budget_name(self.0.map_or(0, |(_, place)| place));
+        let kept = self.keep(&name, serde_json::to_vec(&state));
         if let Err(error) = &kept {
             tracing::warn!(
                 %error,
@@ -106,14 +132,12 @@ impl<T: FnMut(TrainingSet, u64)> MaintenanceEffects for Fx<'_, T> {
     }
 
     fn degraded(&mut self, degraded: bool) {
-        if degraded {
-            tracing::error!(
-                "flash is out of use: writes fail. Serving goes on from DRAM and from what is on flash; writing is tried again \
-                 every few seconds"
-            );
-        } else {
-            tracing::info!("flash is in use again");
-        }
+        let first = self.cache.flash().and_then(|flash| flash.drives.first());
+        self.cache.say_degraded(first.map_or(0, |drive| drive.place), degraded);
+    }
+
+    fn pass(&mut self) {
+        self.cache.notifier.pass(None);
     }
 
     fn index_full(&mut self, full: Option<IndexFull>) {
@@ -143,10 +167,28 @@ impl<T: FnMut(TrainingSet, u64)> MaintenanceEffects for Fx<'_, T> {
     }
 }
 
+/// What the upkeep of a further drive gives out.
+pub(super) struct DriveFx<'a> {
+    pub(super) cache: &'a Core,
+    /// The number of its thread.
+    pub(super) listener: usize,
+}
+
+impl DriveEffects for DriveFx<'_> {
+    fn degraded(&mut self, drive: usize, degraded: bool) {
+        self.cache.say_degraded(drive, degraded);
+    }
+    fn pass(&mut self) {
+        self.cache.notifier.pass(Some(self.listener));
+    }
+}
+
 /// The threads, while they run.
 #[derive(Default)]
 pub(super) struct Background {
     cleaner: Option<std::thread::JoinHandle<Maintenance<AlignedBuf>>>,
+    /// One for each further drive.
+    drives: Vec<std::thread::JoinHandle<DriveUpkeep<AlignedBuf>>>,
     trainer: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -156,8 +198,17 @@ impl Core {
         self: &Arc<Self>,
         clock: &Arc<Clock>,
         maintenance: Maintenance<AlignedBuf>,
+        further: Vec<DriveUpkeep<AlignedBuf>>,
     ) -> std::io::Result<()> {
         let mut threads = locked(&self.threads);
+        for upkeep in further {
+            let (store, theirs, place) = (self.clone(), clock.clone(), upkeep.drive());
+            let listener = self.notifier.join();
+            let thread = std::thread::Builder::new()
+                .name(format!("larder-drive-{place}"))
+                .spawn(move || store.maintain_drive(&theirs, upkeep, listener))?;
+            threads.drives.push(thread);
+        }
         let (trainer, asked) = channel();
         let (store, theirs) = (self.clone(), clock.clone());
         threads.cleaner = Some(
@@ -196,7 +247,7 @@ impl Core {
                 self.notifier.fitted(app, None);
             }
         };
-        let (mut disk, mut fx) = (Disk(self.flash()), Fx { cache: self, fit });
+        let (mut disk, mut fx) = (Disk::first(self.flash()), Fx { cache: self, fit });
         while !self.notifier.stopped() {
             let heard = self.notifier.hear();
             if heard.rung {
@@ -213,16 +264,55 @@ impl Core {
         maintenance
     }
 
+    fn maintain_drive(
+        &self,
+        clock: &Clock,
+        mut upkeep: DriveUpkeep<AlignedBuf>,
+        listener: usize,
+    ) -> DriveUpkeep<AlignedBuf> {
+        if let Err(error) = larder_runtime::prefer_slices(SLICE) {
+            tracing::debug!(%error, "the thread of a drive cannot ask for shorter slices");
+        }
+        let mut disk = Disk(self.flash().map(|flash| (flash, upkeep.drive())));
+        while !self.notifier.stopped() {
+            if self.notifier.hear_of(listener) {
+                upkeep.wake();
+            }
+            let mut fx = DriveFx { cache: self, listener };
+            let turn = upkeep.turn(clock.now(), &self.node, &mut disk, &mut fx);
+            if let Turn::At(at) = turn {
+                self.notifier.rest_of(listener, at, || clock.now().mono);
+            }
+        }
+        upkeep
+    }
+
+    /// Says that writes to a drive fail, or are done again.
+    fn say_degraded(&self, place: usize, degraded: bool) {
+        let Some(flash) = self.flash() else { return };
+        let path = flash.drive(place).map_or("", |drive| drive.path.as_str());
+        let others =
+            if flash.drives.len() > 1 { ", and the other drives take what it would" } else { "" };
+        if degraded {
+            tracing::error!(
+                "flash is out of use, '{path}': writes fail. Serving goes on from DRAM and from what is on flash{others}; writing is \
+                 tried again every few seconds"
+            );
+        } else {
+            tracing::info!("flash is in use again, '{path}'");
+        }
+    }
+
     /// Fits what is asked for, and asks the drive for its wear now and then.
     fn train(&self, asked: &Receiver<(TrainingSet, u64)>) {
         loop {
             let (set, seed) = match asked.recv_timeout(WEAR) {
                 Ok(asked) => asked,
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Some(flash) = self.flash()
-                        && let Some(drive) = &flash.drive
-                    {
-                        *locked(&flash.wear) = larder_runtime::Wear::of(drive);
+                    for drive in self.flash().into_iter().flat_map(|flash| &flash.drives) {
+                        if let Some(device) = &drive.drive {
+                            *locked(&drive.wear) = larder_runtime::Wear::of(device);
+                        }
                     }
                     continue;
                 }
@@ -253,23 +343,30 @@ impl Core {
     pub fn shutdown(&self, now: Now) {
         self.refuse();
         self.notifier.stop();
-        let Background { cleaner, trainer } = std::mem::take(&mut *locked(&self.threads));
+        let Background { cleaner, drives, trainer } = std::mem::take(&mut *locked(&self.threads));
         let maintenance = cleaner.and_then(|thread| thread.join().ok());
+        let all = drives.len();
+        let further: Vec<_> = drives.into_iter().filter_map(|thread| thread.join().ok()).collect();
         let trainer_lives = trainer.is_some_and(|thread| thread.join().is_ok());
-        if maintenance.is_none() || !trainer_lives {
+        if maintenance.is_none() || !trainer_lives || further.len() < all {
             tracing::error!("a background thread had died");
         }
-        self.close(maintenance, now);
+        self.close(maintenance, further, now);
     }
 
     /// Leaves everything as a warm start wants it: nobody asks any more.
-    pub(super) fn close(&self, mut maintenance: Option<Maintenance<AlignedBuf>>, now: Now) {
+    pub(super) fn close(
+        &self,
+        mut maintenance: Option<Maintenance<AlignedBuf>>,
+        further: Vec<DriveUpkeep<AlignedBuf>>,
+        now: Now,
+    ) {
         self.end_recording(maintenance.as_mut());
         if let Some(capture) = &self.capture {
             capture.finish();
         }
         if let (Some(flash), Some(maintenance)) = (self.flash(), &mut maintenance) {
-            return self.write_down(flash, maintenance, now);
+            return self.write_down(flash, maintenance, further, now);
         }
         // Without flash, or when its thread has died.
         if !self.save_memory(now) && self.flash().is_none() {

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use larder_base::{AppId, ByteSize, Now};
-use larder_engine::kv::node::{LogTotals, Totals};
+use larder_engine::kv::node::{DriveTotals, LogTotals, Totals};
+use larder_runtime::Wear;
 
 use super::{Core, Flash, locked};
-use crate::kv::{AppStats, CacheStats, FlashStats, TuningStats};
+use crate::kv::{AppStats, CacheStats, DriveStats, FlashStats, TuningStats};
 
 /// Takes away what was counted before `stats reset`.
 fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
@@ -31,6 +32,19 @@ fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
     }
     for ((_, count), (_, before)) in flash.rejected.iter_mut().zip(&before.rejected) {
         *count = count.saturating_sub(*before);
+    }
+    for drive in &mut flash.drives {
+        let Some(before) = before.drives.iter().find(|other| other.place == drive.place) else {
+            continue;
+        };
+        for (value, before) in [
+            (&mut drive.bytes_written, before.bytes_written),
+            (&mut drive.segments_reclaimed, before.segments_reclaimed),
+            (&mut drive.read_errors, before.read_errors),
+            (&mut drive.write_errors, before.write_errors),
+        ] {
+            *value = value.saturating_sub(before);
+        }
     }
 }
 
@@ -87,7 +101,7 @@ impl Core {
         Some(if limit >= largest {
             format!("{all}: all that can be stored")
         } else {
-            let capacity = ByteSize(flash.geometry.capacity());
+            let capacity = ByteSize(flash.flash.capacity());
             format!(
                 "{all}, for it has {capacity}; larger ones, of up to {}, are kept in DRAM alone",
                 ByteSize(largest)
@@ -122,10 +136,16 @@ impl Core {
         if let (Some(flash), Some(log)) = (self.flash(), &all.log) {
             let f = self.flash_stats(flash, &all, log);
             if let Some(why) = &f.degraded {
-                s.alarms.push(format!("flash '{}': {why}", flash.path));
+                s.alarms.push(format!("flash '{}': {why}", flash.name()));
+            }
+            for drive in f.drives.iter().filter(|drive| drive.degraded && f.degraded.is_none()) {
+                s.alarms.push(format!(
+                    "flash '{}': writes fail; the other drives take what it would until they succeed again",
+                    drive.path
+                ));
             }
             if let Some(full) = &all.index_full {
-                s.alarms.push(format!("flash '{}': {full}", flash.path));
+                s.alarms.push(format!("flash '{}': {full}", flash.name()));
             }
             s.flash = Some(f);
         }
@@ -165,18 +185,50 @@ impl Core {
         s
     }
 
+    fn drive_stats(flash: &Flash, of: &DriveTotals) -> Option<DriveStats> {
+        let drive = flash.drive(of.drive)?;
+        let (log, wear) = (&of.log.stats, locked(&drive.wear).clone());
+        Some(DriveStats {
+            place: of.drive,
+            path: drive.path.clone(),
+            capacity_bytes: of.capacity,
+            used_bytes: log.live_segments * u64::from(flash.flash.segment_bytes),
+            bytes_written: log.bytes_written,
+            segments_reclaimed: log.segments_reclaimed,
+            read_errors: drive.read_errors.load(Ordering::Relaxed) + log.read_errors,
+            write_errors: log.write_errors,
+            budget_bytes_per_second: of.log.budget_rate,
+            budget_available_bytes: of.log.budget_available,
+            expected_life_years: of.log.expected_life_years,
+            host_bytes: wear.as_ref().map(|wear| wear.host_written),
+            nand_bytes: wear.as_ref().and_then(|wear| wear.nand_written),
+            used_percent: wear.as_ref().map(|wear| u64::from(wear.percentage_used)),
+            degraded: log.degraded,
+        })
+    }
+
     fn flash_stats(&self, flash: &Flash, all: &Totals, totals: &LogTotals) -> FlashStats {
-        let drive = locked(&flash.wear).clone();
+        let wears: Vec<Option<Wear>> =
+            flash.drives.iter().map(|drive| locked(&drive.wear).clone()).collect();
+        // Of what not every drive tells the sum would be of some.
+        let sum_of = |of: fn(&Wear) -> Option<u64>| {
+            wears.iter().map(|wear| wear.as_ref().and_then(of)).sum::<Option<u64>>()
+        };
+        let used = wears.iter().flatten().map(|wear| u64::from(wear.percentage_used)).max();
+        let read_errors =
+            flash.drives.iter().map(|drive| drive.read_errors.load(Ordering::Relaxed)).sum::<u64>();
+        let segment = u64::from(flash.flash.segment_bytes);
         let (sum, log) = (&all.shards, &totals.stats);
         FlashStats {
-            drive_host_bytes: drive.as_ref().map(|d| d.host_written),
-            drive_nand_bytes: drive.as_ref().and_then(|d| d.nand_written),
-            drive_used_percent: drive.as_ref().map(|d| u64::from(d.percentage_used)),
-            path: flash.path.clone(),
+            drive_host_bytes: sum_of(|wear| Some(wear.host_written)),
+            drive_nand_bytes: sum_of(|wear| wear.nand_written),
+            drive_used_percent: used,
+            drives: all.drives.iter().filter_map(|of| Self::drive_stats(flash, of)).collect(),
+            path: flash.name(),
             admission: flash.admission.clone(),
-            capacity_bytes: flash.geometry.capacity(),
-            used_bytes: log.live_segments * u64::from(flash.geometry.segment_bytes()),
-            segments: u64::from(flash.geometry.segments()),
+            capacity_bytes: flash.flash.capacity(),
+            used_bytes: log.live_segments * segment,
+            segments: flash.flash.capacity() / segment,
             segments_used: log.live_segments,
             segments_written: log.segments_written,
             segments_reclaimed: log.segments_reclaimed,
@@ -189,7 +241,7 @@ impl Core {
             reads: sum.flash_reads,
             false_reads: sum.flash_reads_false,
             bytes_read: sum.flash_read_bytes,
-            read_errors: flash.read_errors.load(Ordering::Relaxed).max(sum.flash_read_errors),
+            read_errors: read_errors.max(sum.flash_read_errors),
             checksum_errors: sum.flash_corrupt,
             write_errors: log.write_errors,
             degraded: log.degraded.then(|| {

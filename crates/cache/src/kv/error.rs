@@ -114,6 +114,14 @@ pub enum CacheError {
         /// What the configuration says.
         wanted: ByteSize,
     },
+    /// One of several drives.
+    #[error("flash '{path}': {why}")]
+    Drive {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong, and what helps.
+        why: String,
+    },
     /// Admission's configuration.
     #[error(transparent)]
     Admission(#[from] larder_policy::admission::AdmissionError),
@@ -141,6 +149,11 @@ pub enum CacheError {
         /// Which flash.
         flash: PathBuf,
     },
+    /// A record of several drives.
+    #[error(
+        "record '{0}': a record is of a cache with one drive, and there are several: leave the record out, or the drives but for one"
+    )]
+    RecordSeveral(PathBuf),
     /// A file for what is in DRAM that cannot be used.
     #[error("memory-file '{path}': {why}")]
     MemoryFile {

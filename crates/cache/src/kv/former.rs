@@ -3,10 +3,11 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use larder_engine::kv::node::Plan;
+use larder_engine::kv::FlashGeometry;
 use larder_engine::kv::node::start::{
     self, DivisionError, DramKeeper, NO_BIRTHS, TakeIo, UsedFlash,
 };
+use larder_engine::kv::node::{Plan, RegionLayout};
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, SHARED_DIR, SharedDir, maps};
 
@@ -39,11 +40,12 @@ pub(super) fn division(
     config: &CacheConfig,
     path: &Path,
     superblock: &Superblock,
+    geometry: FlashGeometry,
     last: Option<&RunFile>,
     dir: &DataDir,
 ) -> Result<Division, CacheError> {
     let max_item = u64::from(config.max_item);
-    let flash = (&superblock.geometry, config.flash_object_size);
+    let flash = (geometry, config.flash_object_size);
     let last = last.and_then(|last| Some((last, last.flash.as_ref()?)));
     let divided = start::divide(
         config.memory,
@@ -51,7 +53,11 @@ pub(super) fn division(
         flash,
         need(config),
         last.map(|(_, from)| from.division()),
-        |plan| last.is_some_and(|(last, _)| Region::is_left(superblock, plan, last, dir)),
+        |plan| {
+            let layout =
+                RegionLayout { flash: geometry, shards: plan.shards, buckets: plan.buckets };
+            last.is_some_and(|(last, _)| Region::is_left(superblock, &layout, last, dir))
+        },
     );
     let Some((_, from)) = last else {
         return match divided {
@@ -82,7 +88,7 @@ pub(super) fn division(
         }
         Err(DivisionError::Settings(why)) => Err(why.into()),
         Err(DivisionError::Kept(why)) => {
-            let wanted = Plan::new(config.memory, max_item, Some(flash), need(config))?;
+            let wanted = Plan::over(config.memory, max_item, Some(flash), need(config))?;
             let this = FlashOfRun::new(superblock, path, &wanted, config.flash_object_size);
             let (was, is) = from.changed(&this);
             let (was, is) = (or(was, "the last version"), or(is, "this version"));

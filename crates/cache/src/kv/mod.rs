@@ -39,10 +39,10 @@ use larder_base::{AppId, ByteSize, Nanos, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Request};
 use larder_engine::kv::node::{Crawler, Node, Plan, Totals};
 use larder_engine::kv::record::RunSetup;
-use larder_engine::kv::{Evicted, Room};
+use larder_engine::kv::{Evicted, FlashGeometry, Room};
 use larder_format::Geometry;
 use larder_policy::application::ApplicationError;
-use larder_runtime::{DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};
+use larder_runtime::{DataDir, Device, DeviceError, FlashDevice, JoinedDevices, SharedDir, Wear};
 
 use self::notifier::Notifier;
 
@@ -51,11 +51,11 @@ pub use cache::{Cache, Closed, LONGEST_KEY, Lookup, NotStored};
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::CacheError;
 pub use larder_engine::kv::node::start::Warmth;
-pub use open::{CacheConfig, Opened, open};
+pub use open::{CacheConfig, FlashFile, Opened, open};
 pub use own_files::{LOG, flash_in_the_way, own_file};
 pub use reads::ring_for;
 pub use record::{RecordConfig, RecordStats};
-pub use stats::{AppStats, CacheStats, FlashStats, TuningStats};
+pub use stats::{AppStats, CacheStats, DriveStats, FlashStats, TuningStats};
 pub use upkeep::{Upkeep, open_without_threads};
 
 /// Where a read lies on the device.
@@ -70,23 +70,54 @@ pub struct Span {
 /// Takes evicted objects, and the number of those that could not be kept to be told.
 pub type TellEvicted = dyn Fn(Now, &[Evicted], u64) + Send + Sync;
 
-/// The flash as the cache uses it.
-struct Flash {
-    device: Arc<dyn Device>,
+/// One drive of the flash.
+struct Drive {
+    /// Its place among the drives.
+    place: usize,
     path: String,
-    geometry: Geometry,
-    admission: String,
-    dir: DataDir,
-    superblock: Mutex<larder_engine::kv::node::start::Superblocks>,
-    read_errors: AtomicU64,
-    /// Keeps the shared memory locked.
-    region: warm::Region,
+    device: Arc<dyn Device>,
     /// The same device, to ask what the drive under it says of its wear.
     drive: Option<Arc<FlashDevice>>,
     /// What it said last.
     wear: Mutex<Option<Wear>>,
+    geometry: Geometry,
+    superblock: Mutex<larder_engine::kv::node::start::Superblocks>,
+    read_errors: AtomicU64,
+}
+
+/// The flash as the cache uses it.
+struct Flash {
+    /// What is read: the drive, or all of them joined.
+    device: Arc<dyn Device>,
+    /// By place.
+    drives: Vec<Drive>,
+    flash: FlashGeometry,
+    admission: String,
+    dir: DataDir,
+    /// Keeps the shared memory locked.
+    region: warm::Region,
     /// Why a checkpoint would not be believed, if it would not.
     no_checkpoint: Option<&'static str>,
+}
+
+impl Flash {
+    /// The drive at a place.
+    fn drive(&self, place: usize) -> Option<&Drive> {
+        self.drives.iter().find(|drive| drive.place == place)
+    }
+
+    /// Where bytes of a segment lie on the device that is read.
+    fn address(&self, segment: u16, offset: u64) -> u64 {
+        let Some((place, own)) = self.flash.at(segment) else { return u64::MAX };
+        let Some(drive) = self.drive(place) else { return u64::MAX };
+        let at = drive.geometry.offset(own) + offset;
+        if self.flash.drives.is_one() { at } else { JoinedDevices::address(place, at) }
+    }
+
+    /// As messages name it.
+    fn name(&self) -> String {
+        self.drives.iter().map(|drive| drive.path.as_str()).collect::<Vec<_>>().join("', '")
+    }
 }
 
 /// A key-value cache in DRAM and on flash, shared by any number of threads that read flash by means of their own.
@@ -243,8 +274,9 @@ impl Core {
 
     /// Where a read lies on the [`Core::device`].
     pub fn span(&self, read: &FlashRead) -> Span {
-        let start = self.flash().map_or(0, |f| f.geometry.offset(read.at.segment));
-        Span { offset: start + u64::from(read.at.offset), len: read.at.len }
+        let at = u64::from(read.at.offset);
+        let offset = self.flash().map_or(at, |flash| flash.address(read.at.segment, at));
+        Span { offset, len: read.at.len }
     }
 
     /// Reads on the calling thread. `None`: the device failed, which is counted and logged.
@@ -274,8 +306,10 @@ impl Core {
     /// A read of the device failed: it is counted and logged.
     pub fn read_failed(&self, error: &DeviceError) {
         if let Some(flash) = self.flash() {
+            let of = |drive: &&Drive| Some(drive.device.name()) == error.device();
+            let Some(drive) = flash.drives.iter().find(of).or(flash.drives.first()) else { return };
             // The first failures are worth a line each; a dead drive would fill the log.
-            let before = flash.read_errors.fetch_add(1, Ordering::Relaxed);
+            let before = drive.read_errors.fetch_add(1, Ordering::Relaxed);
             if before < 10 || before.is_multiple_of(10_000) {
                 tracing::error!(%error, failures = before + 1, "a read of flash failed; the object is forgotten");
             }

@@ -12,7 +12,7 @@ use super::locked;
 /// A clock that a test has stopped, or moves, is looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What the cleaner is told, and by whom it is woken.
+/// What the cleaner is told, and by whom it is woken; and the threads of further drives, who hear only that shards are short of room.
 #[derive(Default)]
 pub(super) struct Notifier {
     state: Mutex<State>,
@@ -26,6 +26,15 @@ pub(super) struct Notifier {
 struct State {
     heard: Heard,
     /// Nothing is left to be done until `due`.
+    resting: bool,
+    due: Nanos,
+    /// Further drives' threads.
+    drives: Vec<OfDrive>,
+}
+
+/// The thread of a further drive.
+struct OfDrive {
+    rung: bool,
     resting: bool,
     due: Nanos,
 }
@@ -46,16 +55,65 @@ impl Heard {
 }
 
 impl Notifier {
-    /// Wakes the cleaner.
+    /// Wakes the cleaner, and the threads of further drives.
     pub(super) fn notify(&self) {
-        locked(&self.state).heard.rung = true;
-        self.changed.notify_one();
+        let mut state = locked(&self.state);
+        state.heard.rung = true;
+        state.drives.iter_mut().for_each(|drive| drive.rung = true);
+        let several = !state.drives.is_empty();
+        drop(state);
+        if several {
+            self.changed.notify_all();
+        } else {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Wakes all but the thread of the further drive with this number; `None`: but the cleaner.
+    pub(super) fn pass(&self, from: Option<usize>) {
+        let mut state = locked(&self.state);
+        state.heard.rung |= from.is_some();
+        for (number, drive) in state.drives.iter_mut().enumerate() {
+            drive.rung |= from != Some(number);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The thread of a further drive is to be woken, too. Returns its number here.
+    pub(super) fn join(&self) -> usize {
+        let mut state = locked(&self.state);
+        state.drives.push(OfDrive { rung: false, resting: false, due: Nanos::ZERO });
+        state.drives.len() - 1
+    }
+
+    /// Whether a drive's thread has been called.
+    pub(super) fn hear_of(&self, number: usize) -> bool {
+        let mut state = locked(&self.state);
+        let mine = &mut state.drives[number];
+        mine.resting = false;
+        std::mem::take(&mut mine.rung)
+    }
+
+    /// A drive's thread waits until it is called, or `now` says `due`.
+    pub(super) fn rest_of(&self, number: usize, due: Nanos, now: impl Fn() -> Nanos) {
+        let mut state = locked(&self.state);
+        state.drives[number].due = due;
+        while !state.drives[number].rung && !self.stopped() {
+            let left = due.saturating_sub(now());
+            if left == Nanos::ZERO {
+                return;
+            }
+            state.drives[number].resting = true;
+            self.rested.notify_all();
+            state = wait(&self.changed, state, Duration::from_nanos(left.0).min(LOOK));
+        }
     }
 
     /// A model that was asked for, or none.
     pub(super) fn fitted(&self, app: AppId, model: Option<Model>) {
         locked(&self.state).heard.fitted.push((app, model));
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
     /// The cleaner is to end.
@@ -101,8 +159,16 @@ impl Notifier {
     pub(super) fn settle(&self, now: Nanos) {
         let mut state = locked(&self.state);
         loop {
-            if self.stopped() || state.resting && state.heard.is_silence() && state.due > now {
+            let rests = |d: &OfDrive| d.resting && !d.rung && d.due > now;
+            let cleaner = state.resting && state.heard.is_silence() && state.due > now;
+            if self.stopped() || cleaner && state.drives.iter().all(rests) {
                 return;
+            }
+            for drive in &mut state.drives {
+                if drive.resting && drive.due <= now {
+                    drive.rung = true;
+                    self.changed.notify_all();
+                }
             }
             if state.resting && state.due <= now {
                 state.heard.rung = true;

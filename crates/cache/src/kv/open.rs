@@ -6,38 +6,42 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use larder_base::lock::Threads;
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
+use larder_engine::kv::node::start::drives::Member;
 use larder_engine::kv::node::start::{
-    self, Closed, Drawn, FlashFound, Heads, Left, NO_BIRTHS, Shape, StartIo, StopIo, Superblocks,
-    Warmth,
+    self, Closed, Drawn, FlashFound, Left, NO_BIRTHS, Shape, StartIo, StopIo, Warmth,
 };
 use larder_engine::kv::node::{
-    self, AdmissionNeed, AtRest, LogStart, Maintenance, Node, Plan, StateIo, defaults,
+    self, AdmissionNeed, AtRest, DriveUpkeep, LogStart, Maintenance, Node, Plan, RegionLayout,
+    StateIo, defaults,
 };
 use larder_engine::kv::record::{AppsSetup, RunSetup};
 use larder_engine::kv::{ClockMode, FlashGeometry, IoFailed, SegmentIo};
-use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
-use larder_format::superblock::choose;
-use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
+use larder_format::{Superblock, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsConfig;
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 use larder_runtime::{
-    AlignedBuf, Clock, DataDir, Device, DeviceError, DeviceOptions, FlashDevice, Wear,
+    AlignedBuf, Clock, DataDir, Device, DeviceError, DeviceOptions, FlashDevice, JoinedDevices,
+    Wear,
 };
 
 use super::capture::Capture;
-use super::cleaner::{APPLICATIONS, BUDGET, Disk};
+use super::cleaner::{APPLICATIONS, Disk, budget_name};
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
 use super::notifier::Notifier;
 use super::own_files::own_file;
 use super::record::{RecordConfig, Recorder};
-use super::run::{self, FlashOfRun};
+use super::run::{self, FlashOfRun, RunFile};
 use super::warm::{Region, ShardWords, Writing, remove_checkpoint, write_checkpoint};
-use super::{CacheError, Core, Flash, locked};
+use super::{CacheError, Core, Drive, Flash, locked};
 use super::{CacheStats, CaptureConfig};
 
 mod alone;
+mod drives;
+
+pub(super) use drives::Medium;
+use drives::{AllTaken, Head, Taken};
 
 /// Version of the data directory.
 pub(super) const DATA_DIR_VERSION: u32 = 1;
@@ -61,6 +65,8 @@ pub struct CacheConfig {
     pub flash: Option<PathBuf>,
     /// Bytes of flash; `None` for what is there.
     pub flash_size: Option<u64>,
+    /// Further drives, each with a log, a write budget and an account of its wear of its own.
+    pub further: Vec<FlashFile>,
     /// Mean size of an object on flash.
     pub flash_object_size: u32,
     /// Format the flash whatever it holds.
@@ -79,6 +85,22 @@ pub struct CacheConfig {
     pub capture: Option<CaptureConfig>,
     /// Set while a store opens, it ends the start; while one stops, the stop, with what is there.
     pub hurry: Arc<AtomicBool>,
+}
+
+/// A further drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlashFile {
+    /// File or device.
+    pub path: PathBuf,
+    /// Bytes of it; `None` for what is there.
+    pub size: Option<u64>,
+}
+
+impl CacheConfig {
+    /// All files and devices that are flash.
+    fn flash_paths(&self) -> impl Iterator<Item = &Path> + Clone {
+        self.flash.iter().map(PathBuf::as_path).chain(self.further.iter().map(|f| f.path.as_path()))
+    }
 }
 
 /// What opening found and did, for the log.
@@ -108,22 +130,6 @@ pub struct Opened {
     pub warnings: Vec<String>,
 }
 
-/// The head of a flash.
-struct Head<'a>(&'a dyn Device);
-
-impl Heads for Head<'_> {
-    type Error = larder_runtime::DeviceError;
-
-    fn write(&mut self, copy: usize, superblock: &Superblock) -> Result<(), Self::Error> {
-        let mut page = AlignedBuf::zeroed(PAGE_SIZE);
-        page.copy_from_slice(&superblock.encode()[..]);
-        self.0.write_at((copy * PAGE_SIZE) as u64, &page)
-    }
-    fn sync(&mut self) -> Result<(), Self::Error> {
-        self.0.sync()
-    }
-}
-
 /// What admission needs of the memory.
 pub(super) fn need(config: &CacheConfig) -> AdmissionNeed<'_> {
     AdmissionNeed::of(&config.admission)
@@ -144,14 +150,14 @@ pub fn open(config: &CacheConfig, clock: &Arc<Clock>) -> Result<(Arc<Core>, Open
 
 /// Starts the threads of a cache.
 fn started(ready: Ready, clock: &Arc<Clock>) -> Result<(Arc<Core>, Opened), CacheError> {
-    let Ready { store, opened, maintenance } = ready;
+    let Ready { store, opened, maintenance, further } = ready;
     let store = Arc::new(store);
     tracing::info!("{}", store.memory_divided(clock.now()));
     if let Some(told) = store.largest_for_flash() {
         tracing::info!("{told}");
     }
     store
-        .start_threads(clock, maintenance)
+        .start_threads(clock, maintenance, further)
         .map_err(|source| CacheError::System { what: "start a thread", source })?;
     Ok((store, opened))
 }
@@ -164,32 +170,41 @@ pub(super) fn prepare_any(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Re
     if !dir.made().is_empty() {
         undo.0.push(run::path(dir.path()));
     }
+    drives::each_once(config.flash_paths())?;
+    if let Some(record) = config.record.as_ref().filter(|_| !config.further.is_empty()) {
+        return Err(CacheError::RecordSeveral(record.file.clone()));
+    }
     // What cannot be served is not made anew.
     let remake = config.format_flash && config.flash_size.is_some();
-    if let Some(size) = config.flash_size.filter(|_| remake) {
+    if let Some(size) = config.flash_size.filter(|_| remake && config.further.is_empty()) {
         let geometry = Plan::geometry(config.memory, size, u64::from(config.max_item))?;
         let flash = Some((&geometry, config.flash_object_size));
         Plan::new(config.memory, u64::from(config.max_item), flash, need(config))?;
     }
-    let options = DeviceOptions {
-        size: config.flash_size.map(ByteSize),
-        least: Plan::LEAST_FLASH,
-        remake,
-        ..DeviceOptions::new(path)
-    };
-    let device = FlashDevice::open(&options).map_err(|e| match e {
-        DeviceError::SizeDiffers { .. } if path.is_file() => CacheError::FileSize(e),
-        e => e.into(),
-    })?;
-    if device.was_created() {
-        undo.0.push(path.clone());
+    let first = FlashFile { path: path.clone(), size: config.flash_size };
+    let mut media = Vec::new();
+    for FlashFile { path, size } in std::iter::once(&first).chain(&config.further) {
+        let options = DeviceOptions {
+            size: size.map(ByteSize),
+            least: Plan::LEAST_FLASH,
+            remake: config.format_flash && size.is_some(),
+            ..DeviceOptions::new(path)
+        };
+        let device = FlashDevice::open(&options).map_err(|e| match e {
+            DeviceError::SizeDiffers { .. } if path.is_file() => CacheError::FileSize(e),
+            e => e.into(),
+        })?;
+        if device.was_created() {
+            undo.0.push(path.clone());
+        }
+        let why_buffered = device.why_buffered().map(str::to_owned);
+        let drive = Arc::new(device);
+        let device: Arc<dyn Device> = drive.clone();
+        let (path, size) = (path.clone(), *size);
+        media.push(Medium { path, size, device, drive: Some(drive), why_buffered });
     }
-    let why_buffered = device.why_buffered().map(str::to_owned);
-    let drive = Arc::new(device);
-    let device: Arc<dyn Device> = drive.clone();
-    let medium = Medium { path: path.clone(), device, drive: Some(drive), why_buffered };
     let memory_file = memory_file(config, &mut undo)?;
-    let ready = prepare(config, clock, dir, medium, memory_file)?;
+    let ready = prepare(config, clock, dir, media, memory_file)?;
     undo.0.clear();
     Ok(ready)
 }
@@ -197,7 +212,7 @@ pub(super) fn prepare_any(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Re
 /// The file for what is in DRAM, if there is to be one.
 fn memory_file(config: &CacheConfig, undo: &mut Undo) -> Result<Option<MemoryFile>, CacheError> {
     let Some(path) = &config.memory_file else { return Ok(None) };
-    if let Some(what) = own_file(&config.data_dir, config.flash.as_deref(), path) {
+    if let Some(what) = own_file(&config.data_dir, config.flash_paths(), path) {
         let why = format!("it {what}, and would be overwritten: name another file with -e");
         return Err(CacheError::MemoryFile { path: path.clone(), why });
     }
@@ -206,17 +221,6 @@ fn memory_file(config: &CacheConfig, undo: &mut Undo) -> Result<Option<MemoryFil
         undo.0.push(path.clone());
     }
     Ok(Some(file))
-}
-
-/// The flash of a store, open.
-pub(super) struct Medium {
-    /// As messages name it.
-    pub(super) path: PathBuf,
-    pub(super) device: Arc<dyn Device>,
-    /// The same device, if it is one that can be asked for its wear.
-    pub(super) drive: Option<Arc<FlashDevice>>,
-    /// Why it goes through the page cache, if it does.
-    pub(super) why_buffered: Option<String>,
 }
 
 /// What is in DRAM is put back from the file, if it can be believed. An error if the start is to end.
@@ -261,7 +265,7 @@ pub(super) fn open_on(
     medium: Medium,
     memory_file: Option<MemoryFile>,
 ) -> Result<(Arc<Core>, Opened), CacheError> {
-    started(prepare(config, clock, dir, medium, memory_file)?, clock)
+    started(prepare(config, clock, dir, vec![medium], memory_file)?, clock)
 }
 
 /// A cache that has no threads yet.
@@ -269,29 +273,33 @@ pub(super) struct Ready {
     pub(super) store: Core,
     pub(super) opened: Opened,
     pub(super) maintenance: Maintenance<AlignedBuf>,
+    pub(super) further: Vec<DriveUpkeep<AlignedBuf>>,
 }
 
-/// Opens a store on this medium.
+/// Opens a store on these media.
 pub(super) fn prepare(
     config: &CacheConfig,
     clock: &Arc<Clock>,
     dir: DataDir,
-    medium: Medium,
+    media: Vec<Medium>,
     mut memory_file: Option<MemoryFile>,
 ) -> Result<Ready, CacheError> {
     let began = clock.now();
-    let Medium { path, device, drive, why_buffered } = medium;
-    let path = &path;
-    let (mut superblocks, formatted) = superblocks(config, path, device.as_ref(), clock.now())?;
-    let superblock = superblocks.current().clone();
-    let geometry = superblock.geometry;
+    let AllTaken { mut drives, flash: geometry, mut warnings } =
+        drives::take(config, media, clock.now())?;
+    let members = drives.iter().map(|t| Member { superblock: t.says.clone(), fresh: t.fresh });
+    let members: Vec<Member> = members.collect();
     let last = run::last(&dir);
+    let lead = start::drives::lead(&members, last.as_ref().ok().map(|last| last.run));
+    let (superblock, formatted) = (members[lead].superblock.clone(), members[lead].fresh);
+    let path = &drives[lead].medium.path.clone();
     let left_flash = last.as_ref().ok().and_then(|last| last.flash.as_ref());
     let left_flash = left_flash.map(|flash| flash.uuid.clone());
     let left_flash = left_flash.filter(|uuid| *uuid != superblock.uuid.to_string());
     let last = last.and_then(|last| last.note().check_flash(&superblock).map(|()| last));
-    let (mut notes, mut warnings) = (Vec::new(), Vec::new());
-    let divided = former::division(config, path, &superblock, last.as_ref().ok(), &dir)?;
+    let mut notes = Vec::new();
+    warnings.extend(absent(last.as_ref().ok(), &drives));
+    let divided = former::division(config, path, &superblock, geometry, last.as_ref().ok(), &dir)?;
     let (plan, kept_from) = match divided {
         Division::New(plan) => (plan, None),
         Division::Kept { plan, from, said } => {
@@ -301,20 +309,32 @@ pub(super) fn prepare(
     };
 
     let saved = |name: &str| std::fs::read(dir.join(name)).ok();
-    let budget_state: Option<BudgetState> =
-        saved(BUDGET).filter(|_| !formatted).and_then(|b| serde_json::from_slice(&b).ok());
+    let state_of = |taken: &Taken| -> Option<BudgetState> {
+        let kept = saved(&budget_name(taken.place)).filter(|_| !taken.fresh)?;
+        serde_json::from_slice(&kept).ok()
+    };
+    drives.sort_by_key(|taken| taken.place);
+    let states: Vec<Option<BudgetState>> = drives.iter().map(state_of).collect();
+    let budget_state = states.first().copied().flatten();
     let budget_at = clock.now().mono;
-    let capacity = ByteSize(geometry.capacity());
-    let budget_rate = node::budget_rate(&config.budget, capacity, budget_state, budget_at)?;
+    // Each drive has a budget of its own.
+    let mut budget_rate = Some(0.0);
+    for (taken, state) in drives.iter().zip(&states) {
+        let capacity = ByteSize(taken.says.geometry.capacity());
+        let rate = node::budget_rate(&config.budget, capacity, *state, budget_at)?;
+        budget_rate = budget_rate.zip(rate).map(|(a, b): (f64, f64)| a + b);
+    }
     let names: Vec<Vec<u8>> =
         saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
 
-    let mut region = Region::open(&superblock, &plan, &geometry, path, &config.data_dir);
-    let shape = Shape::new(&superblock, &plan);
+    let layout = RegionLayout { flash: geometry, shards: plan.shards, buckets: plan.buckets };
+    let mut region = Region::open(&superblock, &plan, &layout, path, &config.data_dir);
+    let shape = Shape::new(&superblock, &layout);
     let drawn = Drawn { began: began.wall, cas: random_run()?, run: random_run()? };
     let begun = {
         let known = last.as_ref().map(|last| last.note().last_run()).map_err(Clone::clone);
         let left = Left::new(&superblock, formatted, known.as_ref().map_err(Clone::clone));
+        let left = members.iter().fold(left, |left, other| left.beside(&other.superblock));
         let is_new = region.is_new();
         let Region { header, words, .. } = &mut region;
         left.begin(shape, header, is_new, drawn, || {
@@ -344,16 +364,24 @@ pub(super) fn prepare(
     let next = begun.superblock();
     let cas_base = next.cas_base;
     let (table_words, shard_words) = region.words.split();
-    let (table, generations) = begun.table(table_words);
+    let mut tables = Vec::with_capacity(table_words.len());
+    for (place, words) in table_words {
+        let Some(taken) = drives.iter().find(|taken| taken.place == place) else { continue };
+        let kept = !taken.fresh && (drives.len() == 1 || begun.agrees(taken.superblocks.current()));
+        if begun.is_warm() && !kept {
+            warnings.push(format!(
+                "flash '{}' is not as the last run left it: it begins empty, the others go on",
+                taken.medium.path.display()
+            ));
+        }
+        tables.push((place, begun.table_of(words, kept)));
+    }
+    let generations = begun.generations(&geometry, &tables);
     let parts = Parts {
         plan,
         uuid: superblock.uuid,
         hash_key: superblock.hash_key,
-        geometry: FlashGeometry {
-            salt: superblock.salt(),
-            segments: geometry.segments(),
-            segment_bytes: geometry.segment_bytes(),
-        },
+        geometry,
         cas_base,
         log: Some(LogStart { generation_floor: next.first_generation(), budget_state, budget_at }),
     };
@@ -374,12 +402,13 @@ pub(super) fn prepare(
     let mut this =
         kept_from.unwrap_or_else(|| FlashOfRun::new(next, path, &plan, config.flash_object_size));
     this.path = path.display().to_string();
+    let others = drives.iter().filter(|taken| taken.medium.path != *path);
+    this.further = others.map(|taken| taken.medium.path.display().to_string()).collect();
     let mut durable = Durable {
         dir: &dir,
         this: Some(this),
         memory_file: memory_file.as_ref(),
-        superblocks: &mut superblocks,
-        device: device.as_ref(),
+        drives: &mut drives,
         clock,
         latest: region.latest(),
         no_checkpoint: None,
@@ -394,21 +423,33 @@ pub(super) fn prepare(
     }
 
     let why_private = region.why_private.clone();
-    let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes() as usize)).collect();
-    let log = setup.log_over(table, buffers)?;
-    let mut maintenance = Maintenance::new(&node, log, cas_base, names_known);
+    let mut logs = Vec::with_capacity(tables.len());
+    for ((place, table), state) in tables.into_iter().zip(states) {
+        let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes as usize)).collect();
+        logs.extend(setup.log_of(place, table, state, buffers)?);
+    }
+    let mut logs = logs.into_iter();
+    let mut maintenance = Maintenance::new(&node, logs.next(), cas_base, names_known);
+    let further: Vec<_> = logs.map(|log| DriveUpkeep::new(&node, log)).collect();
+    let why_buffered = drives.iter_mut().find_map(|taken| taken.medium.why_buffered.take());
+    let formatted = drives.iter().all(|taken| taken.fresh);
+    let drives: Vec<Drive> = drives.into_iter().map(Drive::of).collect();
+    let device: Arc<dyn Device> = match &drives[..] {
+        [one] if geometry.drives.is_one() => one.device.clone(),
+        all => {
+            let mut places = vec![None; geometry.places()];
+            all.iter().for_each(|drive| places[drive.place] = Some(drive.device.clone()));
+            Arc::new(JoinedDevices::new(places))
+        }
+    };
     let flash = Flash {
-        path: path.display().to_string(),
-        geometry,
         admission: config.admission.policy.as_str().to_owned(),
         device,
+        drives,
+        flash: geometry,
         dir,
-        superblock: Mutex::new(superblocks),
-        read_errors: Default::default(),
         region,
         no_checkpoint,
-        wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
-        drive,
     };
     let mut store = store(config, setup, plan, node, &mut maintenance, Some(flash), watchers);
     notes.extend(loaded.note);
@@ -427,7 +468,40 @@ pub(super) fn prepare(
         notes,
         warnings,
     };
-    Ok(Ready { store, opened, maintenance })
+    Ok(Ready { store, opened, maintenance, further })
+}
+
+impl Drive {
+    fn of(taken: Taken) -> Drive {
+        let Taken { place, medium, superblocks, .. } = taken;
+        let Medium { path, device, drive, .. } = medium;
+        Drive {
+            place,
+            path: path.display().to_string(),
+            device,
+            geometry: superblocks.current().geometry,
+            superblock: Mutex::new(superblocks),
+            read_errors: Default::default(),
+            wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
+            drive,
+        }
+    }
+}
+
+/// Drives of the last run that are not here.
+fn absent(last: Option<&RunFile>, drives: &[Taken]) -> Option<String> {
+    let last = last?.flash.as_ref()?;
+    let here =
+        |path: &String| drives.iter().any(|taken| taken.medium.path.as_os_str() == path.as_str());
+    let all = std::iter::once(&last.path).chain(&last.further);
+    let gone: Vec<_> = all.filter(|path| !here(path)).map(String::as_str).collect();
+    if gone.is_empty() || last.further.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "flash '{}' was a drive of this cache, and is not named now: what it holds is forgotten, the others go on",
+        gone.join("', '")
+    ))
 }
 
 /// What a start with flash makes durable.
@@ -435,8 +509,7 @@ struct Durable<'a> {
     dir: &'a DataDir,
     this: Option<FlashOfRun>,
     memory_file: Option<&'a MemoryFile>,
-    superblocks: &'a mut Superblocks,
-    device: &'a dyn Device,
+    drives: &'a mut [Taken],
     clock: &'a Clock,
     latest: Option<&'static AtomicU64>,
     no_checkpoint: Option<&'static str>,
@@ -469,7 +542,14 @@ impl StartIo for Durable<'_> {
     }
 
     fn write_superblock(&mut self, next: &Superblock) -> Result<(), CacheError> {
-        Ok(self.superblocks.write(&mut Head(self.device), next.clone())?)
+        for taken in &mut *self.drives {
+            let says = match (taken.says.part, next.part) {
+                (Some(mine), Some(lead)) if mine.drive != lead.drive => taken.says.following(next),
+                _ => next.clone(),
+            };
+            taken.superblocks.write(&mut Head(taken.medium.device.as_ref()), says)?;
+        }
+        Ok(())
     }
 
     fn keep_time(&mut self) {
@@ -492,7 +572,6 @@ struct Closing<'a> {
     core: &'a Core,
     disk: Disk<'a>,
     flash: &'a Flash,
-    superblocks: &'a mut Superblocks,
     now: Now,
 }
 
@@ -516,25 +595,44 @@ impl StateIo for Closing<'_> {
 }
 
 impl StopIo for Closing<'_> {
-    fn sync(&mut self) -> Result<(), String> {
-        self.flash.device.sync().map_err(|e| e.to_string())
+    fn sync(&mut self, drive: usize) -> Result<(), String> {
+        let drive = self.flash.drive(drive).ok_or("there is no such drive")?;
+        drive.device.sync().map_err(|e| e.to_string())
     }
 
-    fn write_checkpoint(&mut self, table: &Words, rest: &AtRest<'_>) -> (Result<(), String>, u64) {
-        if let Some(why) = self.flash.no_checkpoint {
+    fn write_checkpoint(
+        &mut self,
+        tables: &[(usize, &Words)],
+        rest: &AtRest<'_>,
+    ) -> (Result<(), String>, u64) {
+        let flash = self.flash;
+        if let Some(why) = flash.no_checkpoint {
             return (Err(why.to_owned()), 0);
         }
-        let (dir, geometry) = (&self.flash.dir, &self.flash.geometry);
+        let Some(drive) = tables.first().and_then(|(place, _)| flash.drive(*place)) else {
+            return (Err("there is no such drive".to_owned()), 0);
+        };
+        let current = locked(&drive.superblock).current().clone();
         let mut writing = Writing { at: self.now.wall, hurry: &self.core.hurry, bytes: 0 };
         let (indexes, apps) = (&rest.indexes, rest.apps);
-        let current = self.superblocks.current();
-        let written = write_checkpoint(dir, current, geometry, &mut writing, table, indexes, apps);
+        let written = write_checkpoint(
+            &flash.dir,
+            &current,
+            &flash.flash,
+            &mut writing,
+            tables,
+            indexes,
+            apps,
+        );
         (written.map_err(|e| e.to_string()), writing.bytes)
     }
 
-    fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String> {
-        let device = self.flash.device.as_ref();
-        self.superblocks.write(&mut Head(device), stopped.clone()).map_err(|e| e.to_string())
+    fn write_superblock(&mut self, drive: usize) -> Result<(), String> {
+        let drive = self.flash.drive(drive).ok_or("there is no such drive")?;
+        let mut superblocks = locked(&drive.superblock);
+        let current = superblocks.current();
+        let stopped = current.stop(current.cas_base);
+        superblocks.write(&mut Head(drive.device.as_ref()), stopped).map_err(|e| e.to_string())
     }
 
     fn release(&mut self) {
@@ -561,69 +659,6 @@ impl Drop for Undo {
             let _ = if is_dir { std::fs::remove_dir(path) } else { std::fs::remove_file(path) };
         }
     }
-}
-
-/// Reads the superblock, or formats a device that holds nothing (or whatever it holds, if that was asked for).
-fn superblocks(
-    config: &CacheConfig,
-    path: &Path,
-    device: &dyn Device,
-    now: Now,
-) -> Result<(Superblocks, bool), CacheError> {
-    let size = device.geometry().size;
-    let mut head = vec![0; (HEAD_BYTES as u64).min(size) as usize];
-    device.read_at(0, &mut head)?;
-    let page = |i: usize| head.get(i * PAGE_SIZE..(i + 1) * PAGE_SIZE).unwrap_or(&[]);
-    if !config.format_flash {
-        match choose(page(0), page(1)) {
-            Ok(chosen) => {
-                let formatted = chosen.superblock.geometry.device_bytes();
-                if let Some(wanted) = config.flash_size
-                    && wanted != formatted
-                {
-                    return Err(CacheError::OtherSize {
-                        path: path.to_owned(),
-                        formatted: ByteSize(formatted),
-                        wanted: ByteSize(wanted),
-                    });
-                }
-                chosen
-                    .superblock
-                    .check_device(size)
-                    .map_err(|source| CacheError::Superblock { path: path.to_owned(), source })?;
-                return Ok((Superblocks::found(chosen), false));
-            }
-            Err(SuperblockError::None) => {}
-            Err(e @ SuperblockError::Damaged) => {
-                return Err(CacheError::Damaged { path: path.to_owned(), why: e.to_string() });
-            }
-            Err(source) => return Err(CacheError::Superblock { path: path.to_owned(), source }),
-        }
-        let mut tail = vec![0; (TAIL_BYTES as u64).min(size) as usize];
-        device.read_at(size - tail.len() as u64, &mut tail)?;
-        if let Some(found) = Signature::detect(&head).or_else(|| Signature::detect_tail(&tail)) {
-            return Err(CacheError::Foreign { path: path.to_owned(), what: found.name.to_owned() });
-        }
-    }
-    let geometry = Plan::geometry(config.memory, size, u64::from(config.max_item))?;
-    // What cannot be served is not formatted.
-    Plan::new(
-        config.memory,
-        u64::from(config.max_item),
-        Some((&geometry, config.flash_object_size)),
-        need(config),
-    )?;
-    let (uuid, secret) = (Uuid(random()?), HashKey(random()?));
-    let first = Superblock::format(uuid, secret, geometry, now.wall);
-    // Both copies are void before the new one is written: an old one must not win after a torn write.
-    device.write_at(0, &AlignedBuf::zeroed(2 * PAGE_SIZE))?;
-    device.sync()?;
-    let mut superblocks = Superblocks::formatted(first.clone());
-    superblocks.write(&mut Head(device), first)?;
-    if let Ok(former) = choose(page(0), page(1)) {
-        Region::forget(&former.superblock.uuid.to_string());
-    }
-    Ok((superblocks, true))
 }
 
 struct Parts {
@@ -793,13 +828,15 @@ impl Core {
         &self,
         flash: &Flash,
         maintenance: &mut Maintenance<AlignedBuf>,
+        mut further: Vec<DriveUpkeep<AlignedBuf>>,
         now: Now,
     ) {
-        let mut superblocks = locked(&flash.superblock);
-        let current = superblocks.current().clone();
-        let disk = Disk(Some(flash));
-        let mut closing = Closing { core: self, disk, flash, superblocks: &mut superblocks, now };
-        maintenance.stop(now, &self.node, &current, &mut closing);
+        for upkeep in &mut further {
+            let mut disk = Disk(Some((flash, upkeep.drive())));
+            upkeep.drain(now, &self.node, &mut disk);
+        }
+        let mut closing = Closing { core: self, disk: Disk::first(Some(flash)), flash, now };
+        maintenance.stop(now, &self.node, &further, &mut closing);
     }
 
     /// Says what the flash has come to.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use larder_runtime::datadir;
 
-use super::cleaner::{APPLICATIONS, BUDGET};
+use super::cleaner::{APPLICATIONS, BUDGET, budget_place};
 use super::run::RUN;
 use super::warm::CHECKPOINT;
 
@@ -28,8 +28,13 @@ const NAMES: [(&str, &str); 8] = [
 
 /// Says what `path` is of the cache with this data directory and flash, or `None` if it is nothing of the cache. Files are compared
 /// by name and by inode, so that links are seen; nothing need exist yet.
-pub fn own_file(data_dir: &Path, flash: Option<&Path>, path: &Path) -> Option<String> {
-    let flash = flash.filter(|flash| is_same(flash, path)).map(|_| "is the flash".to_owned());
+pub fn own_file<'a>(
+    data_dir: &Path,
+    flash: impl IntoIterator<Item = &'a Path>,
+    path: &Path,
+) -> Option<String> {
+    let mut flash = flash.into_iter().filter(|flash| is_same(flash, path));
+    let flash = flash.next().map(|_| "is the flash".to_owned());
     flash.or_else(|| in_data_dir(data_dir, path))
 }
 
@@ -46,6 +51,7 @@ fn in_data_dir(data_dir: &Path, path: &Path) -> Option<String> {
     let name = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let whole = name.strip_prefix('.').and_then(|name| name.strip_suffix(".new")).unwrap_or(name);
     let inside = place.parent() == Some(dir.as_path());
+    let whole = if budget_place(whole).is_some() { BUDGET } else { whole };
     let found = NAMES
         .iter()
         .find(|(own, _)| (inside && *own == whole) || is_same_file(&data_dir.join(own), path));
@@ -55,7 +61,7 @@ fn in_data_dir(data_dir: &Path, path: &Path) -> Option<String> {
 }
 
 /// Whether two paths lead to one file, which need not exist.
-fn is_same(a: &Path, b: &Path) -> bool {
+pub(super) fn is_same(a: &Path, b: &Path) -> bool {
     resolved(a) == resolved(b) || is_same_file(a, b)
 }
 
@@ -87,10 +93,11 @@ mod tests {
     fn own_files_are_known_by_name_and_by_inode() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let own = |name: &str| own_file(&at("data"), Some(&at("drive")), &at(name));
+        let own = |name: &str| own_file(&at("data"), [at("drive").as_path()], &at(name));
         // Before anything exists.
         assert!(own("data/checkpoint").unwrap().contains("is the checkpoint"));
         assert!(own("data/.run.json.new").is_some());
+        assert!(own("data/budget-3.json").is_some() && own("data/budget-x.json").is_none());
         assert!(own("data/budget.json").is_some() && own("data/applications.json").is_some());
         assert!(own("drive").unwrap().contains("is the flash"));
         assert_eq!(own("data/pid"), None);

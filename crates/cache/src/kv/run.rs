@@ -46,8 +46,11 @@ pub(super) struct RunFile {
 pub(super) struct FlashOfRun {
     /// Of the superblock.
     pub(super) uuid: String,
-    /// As the configuration named it.
+    /// As the configuration named it; with several drives the first.
     pub(super) path: String,
+    /// The further drives.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) further: Vec<String>,
     /// `-m`, bytes.
     memory: u64,
     /// `-I`, bytes.
@@ -83,6 +86,7 @@ impl FlashOfRun {
         FlashOfRun {
             uuid: superblock.uuid.to_string(),
             path: path.display().to_string(),
+            further: Vec::new(),
             memory: plan.memory,
             max_item: plan.max_item,
             object_size,

@@ -122,6 +122,43 @@ pub struct FlashStats {
     pub drive_used_percent: Option<u64>,
     /// Why flash is out of use.
     pub degraded: Option<String>,
+    /// Drive by drive, where there are several.
+    pub drives: Vec<DriveStats>,
+}
+
+/// One of several drives.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DriveStats {
+    /// Its place among the drives: it stays when others come or go.
+    pub place: usize,
+    /// Path.
+    pub path: String,
+    /// Bytes for segments.
+    pub capacity_bytes: u64,
+    /// Bytes of segments that are filled.
+    pub used_bytes: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Segments reclaimed.
+    pub segments_reclaimed: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Writes that failed.
+    pub write_errors: u64,
+    /// Its write budget, bytes per second; `None` when no endurance is given.
+    pub budget_bytes_per_second: Option<f64>,
+    /// Bytes that the budget would grant now.
+    pub budget_available_bytes: Option<u64>,
+    /// Years that it lasts at the rate observed; `None` when no endurance is given or nothing was written.
+    pub expected_life_years: Option<f64>,
+    /// What the drive reports of its own life, where it does: bytes that hosts wrote to it.
+    pub host_bytes: Option<u64>,
+    /// Bytes it wrote to NAND, where it says.
+    pub nand_bytes: Option<u64>,
+    /// Share of its rated life used, per cent.
+    pub used_percent: Option<u64>,
+    /// Whether writes to it fail.
+    pub degraded: bool,
 }
 
 impl CacheStats {

@@ -9,7 +9,7 @@
 //! (`engine/src/kv/node/start.rs`); its header is described there, too.
 //!
 //! ```text
-//! word 0.. header    64.. segment table, then the shards' indexes, then each shard's bytes on flash by application
+//! word 0.. header    64.. see `engine/src/kv/node/region.rs`
 //! ```
 
 use std::fs::File;
@@ -21,8 +21,10 @@ use std::time::{Duration, Instant};
 use larder_base::{AppId, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::start::{BINDING_WORDS, LATEST, Shape, can_go_on};
-use larder_engine::kv::node::{APP_WORDS, Plan, REGION_HEADER, table_words};
+use larder_engine::kv::node::{Plan, REGION_HEADER, RegionLayout};
+use larder_engine::kv::{FlashGeometry, MOST_DRIVES};
 use larder_format::checkpoint::{CheckpointReader, CheckpointWriter, Identity};
+use larder_format::geometry::{MIN_SEGMENTS, SEGMENTS_AT};
 use larder_format::{Geometry, PAGE_SIZE, Superblock};
 use larder_runtime::maps::{self, Owner, OwnerKind};
 use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
@@ -50,7 +52,8 @@ pub(super) struct Region {
 
 /// What of the region the engine owns while a run goes on.
 pub(super) struct IndexWords {
-    table: Words,
+    /// Of each drive, by its place.
+    tables: Vec<(usize, Words)>,
     indexes: Vec<Words>,
     /// Each shard's bytes on flash by application.
     apps: Vec<Words>,
@@ -62,22 +65,15 @@ impl Region {
     pub(super) fn open(
         superblock: &Superblock,
         plan: &Plan,
-        geometry: &Geometry,
+        layout: &RegionLayout,
         path: &Path,
         data_dir: &Path,
     ) -> Region {
         let name = Self::name(superblock);
-        let bytes = plan.region_words as u64 * 8;
+        let bytes = layout.words() as u64 * 8;
         let dir = Path::new(SHARED_DIR);
-        let index_at = |i: usize| {
-            let at = |i| Plan::index_at(geometry.segments(), plan.shards, plan.buckets, i);
-            at(i)..at(i) + FlashIndex::words_for(FlashIndex::most_buckets(plan.buckets))
-        };
         // What the indexes have at first; they take more as they grow.
-        let first = FlashIndex::words_for(plan.buckets);
-        let backed: Vec<_> = std::iter::once(0..index_at(0).start)
-            .chain((0..plan.shards).map(|i| index_at(i).start..index_at(i).start + first))
-            .collect();
+        let backed = layout.backed();
         let open = || SharedRegion::open_in_parts(dir, &name, bytes, &backed);
         let mut opened = open();
         if matches!(opened, Err(larder_runtime::SharedError::SizeDiffers { .. })) {
@@ -89,11 +85,10 @@ impl Region {
         }
         // Only now: this flash's own map may be noted for another directory.
         maps::sweep(dir);
-        let table_at = REGION_HEADER;
-        let table_len = larder_engine::kv::SegmentTable::words_for(geometry.segments());
-        let apps_at = |i: usize| REGION_HEADER + table_words(geometry.segments()) + i * APP_WORDS;
+        let tables =
+            || (0..MOST_DRIVES).map(|i| (i, layout.table(i))).filter(|(_, t)| !t.is_empty());
         let opened = opened.map_err(|e| e.to_string()).and_then(|shared| {
-            let indexes = (0..plan.shards).map(|i| shared.growing(index_at(i)));
+            let indexes = (0..plan.shards).map(|i| shared.growing(layout.index(i)));
             let indexes = indexes.collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
             Ok((shared, indexes))
         });
@@ -103,12 +98,10 @@ impl Region {
                 Region {
                     header: Words::from_static(&all[..REGION_HEADER]),
                     words: IndexWords {
-                        table: Words::from_static(&all[table_at..table_at + table_len]),
+                        tables: tables().map(|(i, t)| (i, Words::from_static(&all[t]))).collect(),
                         indexes,
                         apps: (0..plan.shards)
-                            .map(|i| {
-                                Words::from_static(&all[apps_at(i)..apps_at(i) + AppId::COUNT])
-                            })
+                            .map(|i| Words::from_static(&all[layout.apps(i)]))
                             .collect(),
                     },
                     latest: Some(&all[LATEST]),
@@ -120,7 +113,7 @@ impl Region {
             Err(e) => Region {
                 header: Words::heap(REGION_HEADER),
                 words: IndexWords {
-                    table: Words::heap(table_len),
+                    tables: tables().map(|(i, t)| (i, Words::heap(t.len()))).collect(),
                     indexes: (0..plan.shards)
                         .map(|_| Words::heap(FlashIndex::words_for(plan.index_most)))
                         .collect(),
@@ -145,13 +138,13 @@ impl Region {
     /// Whether what the last run left is there, and could be gone on with by a memory that is divided as in `plan`.
     pub(super) fn is_left(
         superblock: &Superblock,
-        plan: &Plan,
+        layout: &RegionLayout,
         last: &RunFile,
         dir: &DataDir,
     ) -> bool {
-        let bytes = (plan.region_words as u64 * 8).next_multiple_of(PAGE_SIZE as u64);
+        let bytes = (layout.words() as u64 * 8).next_multiple_of(PAGE_SIZE as u64);
         let header = Self::header_in(&Path::new(SHARED_DIR).join(Self::name(superblock)), bytes);
-        let shape = Shape::new(superblock, plan);
+        let shape = Shape::new(superblock, layout);
         can_go_on(
             &shape,
             superblock,
@@ -211,12 +204,13 @@ impl Drop for Region {
 }
 
 impl IndexWords {
-    /// Reads the checkpoint of a clean stop into the words; tells when it was written.
+    /// Reads the checkpoint of a clean stop into the words; tells when it was written. A drive that it knows and that is not here is passed
+    /// over, and one that it does not know has an empty table.
     pub(super) fn load_checkpoint(
         &mut self,
         dir: &DataDir,
         superblock: &Superblock,
-        geometry: &Geometry,
+        flash: &FlashGeometry,
         buckets: u32,
         is_new: bool,
         hurry: &AtomicBool,
@@ -226,7 +220,8 @@ impl IndexWords {
             // What an index had grown by has no memory, and is zero once it has some.
             let first = FlashIndex::words_for(buckets);
             self.indexes.iter_mut().for_each(|words| words.give_back(first));
-            let all = std::iter::once(&mut self.table).chain(&mut self.apps).map(|w| (w.len(), w));
+            let tables = self.tables.iter_mut().map(|(_, words)| words);
+            let all = tables.chain(&mut self.apps).map(|w| (w.len(), w));
             for (len, words) in all.chain(self.indexes.iter_mut().map(|words| (first, words))) {
                 for at in 0..len {
                     if words.load(at) != 0 {
@@ -235,16 +230,36 @@ impl IndexWords {
                 }
             }
         }
-        let file = File::open(dir.join(CHECKPOINT))
-            .map_err(|e| format!("there is no checkpoint ({e})"))?;
-        let identity = identity(superblock, geometry);
-        let mut progress = Progress::new("reading the checkpoint", 1 + self.indexes.len());
-        let input = BufReader::with_capacity(1 << 20, Watched { file, hurry });
-        let mut reader = CheckpointReader::open(input, &identity).map_err(|e| e.to_string())?;
-        let (mut seen, sections) = (0, 1 + self.indexes.len() + self.apps.len());
+        let mut progress =
+            Progress::new("reading the checkpoint", self.tables.len() + self.indexes.len());
+        let open = |identity: &Identity| {
+            let file = File::open(dir.join(CHECKPOINT))
+                .map_err(|e| format!("there is no checkpoint ({e})"))?;
+            let input = BufReader::with_capacity(1 << 20, Watched { file, hurry });
+            CheckpointReader::open(input, identity).map_err(|e| e.to_string())
+        };
+        // It may have been written before other drives joined this one.
+        let alone = identity(superblock, superblock.geometry);
+        let mut reader = match flash.drives.is_one() {
+            true => open(&alone)?,
+            false => open(&identity(superblock, any_of(flash)?))
+                .or_else(|why| open(&alone).map_err(|_| why))?,
+        };
+        let (mut seen, sections) = (0, self.indexes.len() + self.apps.len());
         while let Some(section) = reader.next_section().map_err(|e| e.to_string())? {
+            let is_table = section.kind == SECTION_TABLE;
             let target = match (section.kind, section.id as usize) {
-                (SECTION_TABLE, 0) => &mut self.table,
+                (SECTION_TABLE, place) => {
+                    let table = self.tables.iter_mut().find(|(i, _)| *i == place);
+                    match table.filter(|(_, t)| t.len() == section.words as usize) {
+                        Some((_, table)) => table,
+                        None if !flash.drives.is_one() => {
+                            reader.read_used(|_, _| {}).map_err(|e| e.to_string())?;
+                            continue;
+                        }
+                        None => return Err("the checkpoint is of another configuration".to_owned()),
+                    }
+                }
                 (SECTION_INDEX, i) if i < self.indexes.len() => &mut self.indexes[i],
                 (SECTION_APPS, i) if i < self.apps.len() => &mut self.apps[i],
                 _ => return Err("the checkpoint is of another configuration".to_owned()),
@@ -259,7 +274,7 @@ impl IndexWords {
             if !whole && !FlashIndex::began_with(target, buckets) {
                 return Err("the checkpoint is of another configuration".to_owned());
             }
-            seen += 1;
+            seen += usize::from(!is_table);
             progress.step();
         }
         if seen != sections {
@@ -269,19 +284,26 @@ impl IndexWords {
     }
 
     /// Gives up the parts for the engine to own; the rest must be kept as long as they are in use.
-    pub(super) fn split(&mut self) -> (Words, Vec<ShardWords>) {
+    pub(super) fn split(&mut self) -> (Vec<(usize, Words)>, Vec<ShardWords>) {
         let indexes = std::mem::take(&mut self.indexes).into_iter();
         let shards = indexes.zip(std::mem::take(&mut self.apps));
         (
-            std::mem::replace(&mut self.table, Words::heap(0)),
+            std::mem::take(&mut self.tables),
             shards.map(|(index, apps)| ShardWords { index, apps }).collect(),
         )
     }
 }
 
-fn identity(superblock: &Superblock, geometry: &Geometry) -> Identity {
+fn identity(superblock: &Superblock, geometry: Geometry) -> Identity {
     let Superblock { uuid, epoch, run, .. } = *superblock;
-    Identity { uuid, epoch, run, geometry: *geometry }
+    Identity { uuid, epoch, run, geometry }
+}
+
+/// What a checkpoint of several drives names as its geometry, whichever those are: the smallest with segments of their size.
+fn any_of(flash: &FlashGeometry) -> Result<Geometry, String> {
+    let segment = u64::from(flash.segment_bytes);
+    let bytes = SEGMENTS_AT + u64::from(MIN_SEGMENTS) * segment;
+    Geometry::with_segment(bytes, segment).map_err(|e| e.to_string())
 }
 
 /// What outlives the process of one shard.
@@ -366,19 +388,26 @@ pub(super) struct Writing<'a> {
 pub(super) fn write_checkpoint(
     dir: &DataDir,
     superblock: &Superblock,
-    geometry: &Geometry,
+    flash: &FlashGeometry,
     writing: &mut Writing<'_>,
-    table: &Words,
+    tables: &[(usize, &Words)],
     indexes: &[&FlashIndex],
     apps: &[Vec<u64>],
 ) -> Result<(), larder_runtime::DataDirError> {
+    let geometry = match flash.drives.is_one() {
+        true => superblock.geometry,
+        // (The segments' size is that of drives that are in use.)
+        false => any_of(flash).unwrap_or(superblock.geometry),
+    };
     let identity = identity(superblock, geometry);
     let write = |file: &mut File| {
         let out = BufWriter::with_capacity(1 << 20, Watched { file, hurry: writing.hurry });
         let mut progress = Progress::new("writing the checkpoint", indexes.len());
         let mut writer = CheckpointWriter::create(out, &identity, u64::from(writing.at.0))?;
         let words = |w: &Words| (0..w.len()).map(|i| w.load(i)).collect::<Vec<u64>>();
-        writer.section(SECTION_TABLE, 0, table.len() as u64, words(table))?;
+        for (place, table) in tables {
+            writer.section(SECTION_TABLE, *place as u32, table.len() as u64, words(table))?;
+        }
         for (i, index) in indexes.iter().enumerate() {
             writer.section(SECTION_INDEX, i as u32, index.used_words() as u64, index.used())?;
             progress.step();

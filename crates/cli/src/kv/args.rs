@@ -131,8 +131,9 @@ impl Args {
             ));
         }
         // Unless a flag names another.
-        let flash = extended.flash.filter(|flash| settings.flash.as_ref() == Some(flash));
-        let flash_folder = flash.as_deref().and_then(folder_of);
+        let flash = (settings.flash.as_ref() == Some(&extended.flash)).then_some(extended.flash);
+        let flash_folder =
+            flash.iter().flatten().next().and_then(|first| folder_of(first.as_path()));
         Ok(Given { settings, ignored, flash_folder })
     }
 }

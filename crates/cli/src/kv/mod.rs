@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use larder_base::ByteSize;
-use larder_cache::kv::{CacheConfig, CacheError, Core, Warmth};
+use larder_cache::kv::{CacheConfig, CacheError, Core, FlashFile, Warmth};
 use larder_engine::kv::ClockMode;
 use larder_engine::kv::node::{PlanError, defaults};
 use larder_format::GeometryError;
@@ -141,8 +141,9 @@ fn serve(
     }
     // A flash that is another's, before a Unix socket stands there by which this server could be taken for one that runs.
     // (In the data directory it is that one's lock which says whose it is.)
-    if let Some(flash) = config.flash.as_ref().filter(|f| !f.path.starts_with(&config.data_dir)) {
-        FlashDevice::refuse_in_use(&flash.path).map_err(|e| CliError::Runtime(e.to_string()))?;
+    let drives = config.flash.iter().flat_map(|flash| flash.paths());
+    for path in drives.filter(|path| !path.starts_with(&config.data_dir)) {
+        FlashDevice::refuse_in_use(path).map_err(|e| CliError::Runtime(e.to_string()))?;
     }
     // Addresses then: one that is in use must leave the store as it is.
     let sockets = Sockets::bind(&config).map_err(|e| CliError::Runtime(e.to_string()))?;
@@ -261,6 +262,7 @@ fn open_store(
         data_dir: config.data_dir.clone(),
         flash: flash.map(|f| f.path.clone()),
         flash_size: flash.and_then(|f| f.size),
+        further: flash.map_or_else(Vec::new, |f| f.further.clone()),
         flash_object_size: flash.map_or(defaults::OBJECT_SIZE, |f| f.object_size),
         format_flash: flash.is_some_and(|f| f.format),
         admission: config.admission.clone(),
@@ -271,15 +273,16 @@ fn open_store(
         capture: config.capture.clone(),
         hurry: hurry.clone(),
     };
-    if let Some(flash) = flash {
-        let size = flash.size.or_else(|| flash.path.metadata().ok().map(|m| m.len()));
+    let drives = flash.map(|f| FlashFile { path: f.path.clone(), size: f.size });
+    for drive in drives.iter().chain(&store_config.further) {
+        let size = drive.size.or_else(|| drive.path.metadata().ok().map(|m| m.len()));
         if let Some(size) = size
-            && let Some(free) = larder_runtime::machine::shortfall(&flash.path, size)
+            && let Some(free) = larder_runtime::machine::shortfall(&drive.path, size)
         {
             warn!(
                 "the file system of '{}' has {} free, less than the flash of {} may take: when it is full, nothing more goes \
                  to flash; make room, or lower --flash-size",
-                flash.path.display(),
+                drive.path.display(),
                 ByteSize(free),
                 ByteSize(size)
             );
@@ -303,6 +306,7 @@ fn open_store(
         | CacheError::Budget(_)
         | CacheError::Application(_)
         | CacheError::RecordWarm { .. }
+        | CacheError::RecordSeveral(_)
         | CacheError::MemoryFile { .. }
         | CacheError::Division { .. }
         | CacheError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(with_remedy(&e)),
@@ -315,7 +319,8 @@ fn open_store(
         warn!("{warning}");
     }
     if let (Some(flash), Some(warmth)) = (flash, &opened.warmth) {
-        let path = flash.path.display();
+        let path = flash.paths().map(|path| path.display().to_string()).collect::<Vec<_>>();
+        let path = path.join("', '");
         if opened.formatted {
             info!("flash '{path}' formatted");
         }

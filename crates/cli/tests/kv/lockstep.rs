@@ -78,6 +78,7 @@ impl Served {
             data_dir: dir.join("data"),
             flash: Some(dir.join("flash")),
             flash_size: Some(SERVER.flash),
+            further: Vec::new(),
             flash_object_size: SERVER.object,
             format_flash: false,
             admission: admission.clone(),

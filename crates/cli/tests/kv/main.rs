@@ -11,6 +11,7 @@
 mod browser;
 mod charts;
 mod client;
+mod drives;
 mod history;
 mod kill;
 mod large;

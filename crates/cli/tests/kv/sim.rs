@@ -82,6 +82,7 @@ impl Served {
             data_dir: dir.path().join("data"),
             flash: Some(path),
             flash_size: Some(server.flash),
+            further: Vec::new(),
             flash_object_size: server.object,
             format_flash: false,
             admission: AdmissionConfig::from_name(policy).unwrap(),

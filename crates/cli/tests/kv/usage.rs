@@ -249,8 +249,8 @@ fn the_printed_configuration_starts_the_same_server() {
         "maxconns-fast = true",
         "first-fill = false",
         "conn-limit = 9",
-        "flash = \"/x/f\"",
-        "flash-size = 134217728",
+        "flash = [\"/x/f\"]",
+        "flash-size = [134217728]",
         "stats-detail = false",
     ] {
         assert!(all.lines().any(|l| l == line), "no '{line}' in\n{all}");

@@ -2,7 +2,7 @@
 //! what a reclaimed segment held. The cleaner itself is [`FlashLog`](super::log::FlashLog), which calls these one after
 //! another with the shard locked for one call at a time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use larder_base::{AppId, Now, ObjectHash, UnixSecs};
 use larder_format::page::{EXTENT_ALIGN, SMALL_MAX};
@@ -47,6 +47,11 @@ pub struct Staged {
 
 /// Where a shard's objects are staged: the log's open segments.
 pub trait StageSink {
+    /// The place of its drive.
+    fn drive(&self) -> usize {
+        0
+    }
+
     /// Copies an object into the open segment of its kind.
     ///
     /// # Errors
@@ -189,7 +194,7 @@ impl<M: ObjectMemory> KvShard<M> {
 
     /// At most half of the DRAM is staged: the rest can make room for a write at any time. More only happens where DRAM
     /// is small beside a segment, which is then written as full as it is.
-    fn may_stage(&self) -> bool {
+    pub(super) fn may_stage(&self) -> bool {
         self.staged_bytes < self.arena.capacity() / 2
     }
 
@@ -392,8 +397,7 @@ impl<M: ObjectMemory> KvShard<M> {
     ) -> Fate {
         let size = Self::record_bytes(h);
         let kind = Self::kind_of(h);
-        let dead_inside = &self.dead_staged[usize::from(kind == Kind::Large)];
-        let joins = dead_inside.contains(&hash.fingerprint());
+        let joins = self.dead_staged(sink.drive(), kind).contains(&hash.fingerprint());
         if joins {
             return Fate::Joins;
         }
@@ -448,14 +452,14 @@ impl<M: ObjectMemory> KvShard<M> {
         held.filter(|h| h.cas == s.cas && h.state.has(State::STAGED))
     }
 
-    /// Publishes what ends in a segment that is now durable, with all before it: every object that has not changed since it was
+    /// Publishes what ends in a segment that is now durable, on the drive at that place, with all before it: every object that has not changed since it was
     /// staged moves from DRAM to the index.
     pub fn publish(
         &mut self,
         now: Now,
         segment: u16,
         generation: u64,
-        kind: Kind,
+        (drive, kind): (usize, Kind),
         staged: &[Staged],
     ) {
         self.generations[usize::from(segment)] = generation;
@@ -511,18 +515,24 @@ impl<M: ObjectMemory> KvShard<M> {
             self.set_app_flash_bytes(h.app, bytes);
             self.remove_dram(s.hash, s.block, &h, Some((now, Departure::Moved)));
         }
-        self.dead_staged[usize::from(kind == Kind::Large)].clear();
+        self.dead_staged(drive, kind).clear();
         self.follow_index_after_segment(now);
     }
 
     /// The segment could not be written: what was staged for it stays in DRAM.
-    pub fn abandon(&mut self, kind: Kind, staged: &[Staged]) {
+    pub fn abandon(&mut self, (drive, kind): (usize, Kind), staged: &[Staged]) {
         for s in staged {
             if let Some(h) = self.still_staged(s) {
                 self.unstage(s, &h);
             }
         }
-        self.dead_staged[usize::from(kind == Kind::Large)].clear();
+        self.dead_staged(drive, kind).clear();
+    }
+
+    /// Fingerprints of objects that changed while they were staged in the open segment of this kind.
+    fn dead_staged(&mut self, drive: usize, kind: Kind) -> &mut BTreeSet<u64> {
+        let at = drive.min(self.dead_staged.len() - 1);
+        &mut self.dead_staged[at][usize::from(kind == Kind::Large)]
     }
 
     fn unstage(&mut self, s: &Staged, h: &ObjectHeader) {

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use larder_base::KeyHasher;
-use larder_format::geometry::{SMALL_SEGMENTS, run_bits};
+use larder_format::Geometry;
+use larder_format::geometry::{Numbers, SMALL_SEGMENTS, run_bits};
 use larder_format::page::EXTENT_ALIGN;
 use larder_policy::application::Shares;
 
+use super::log::SegmentTable;
 use crate::segment::LONGEST_EXTENT;
 
 /// How a read changes an object's CLOCK value (Flashield §4.3).
@@ -27,18 +29,114 @@ pub fn object_fits(key_len: usize, value_len: usize, max_object: u32) -> bool {
     key_len.saturating_add(value_len).saturating_add(HEADER) <= max_object as usize
 }
 
-/// The flash device as a shard needs to know it.
+/// Drives that one cache can have.
+pub const MOST_DRIVES: usize = 16;
+
+/// The segments of one of several drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriveSegments {
+    /// Which numbers they have.
+    pub numbers: Numbers,
+    /// How many there are; 0 where there is no such drive.
+    pub segments: u16,
+}
+
+impl DriveSegments {
+    const NONE: DriveSegments = DriveSegments { numbers: Numbers::ALONE, segments: 0 };
+}
+
+/// The drives of a cache, by place: where one was taken out, none is. Without any there is one drive, which has all segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drives([DriveSegments; MOST_DRIVES]);
+
+impl Drives {
+    /// One drive.
+    pub const ONE: Drives = Drives([DriveSegments::NONE; MOST_DRIVES]);
+
+    /// These, by place.
+    ///
+    /// # Panics
+    /// If there are more than [`MOST_DRIVES`].
+    pub fn of(drives: &[DriveSegments]) -> Drives {
+        let mut all = Drives::ONE;
+        all.0[..drives.len()].copy_from_slice(drives);
+        all
+    }
+
+    /// Whether the segments are not told apart by drives.
+    pub fn is_one(&self) -> bool {
+        self.0.iter().all(|drive| drive.segments == 0)
+    }
+
+    /// The drives, by place.
+    pub fn all(&self) -> &[DriveSegments; MOST_DRIVES] {
+        &self.0
+    }
+}
+
+/// The flash as a shard needs to know it, over all drives; to a log it is its drive's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlashGeometry {
     /// Mixed into every record's checksum.
     pub salt: u32,
-    /// Segments, numbered from 1; 0 means there is no flash.
+    /// Segments, numbered from 1; 0 means there is no flash. With several drives the highest number.
     pub segments: u16,
     /// Bytes per segment, a multiple of 4,096.
     pub segment_bytes: u32,
+    /// Which drive has which segments.
+    pub drives: Drives,
+}
+
+/// Which part of a cache's flash a log is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The place of its drive.
+    pub drive: usize,
+    /// Which numbers its segments have.
+    pub numbers: Numbers,
+    /// Large records begin at multiples of so many bytes.
+    pub extent_align: usize,
+}
+
+impl From<&Geometry> for FlashGeometry {
+    /// One drive, whose salt is not known.
+    fn from(geometry: &Geometry) -> FlashGeometry {
+        let (segments, segment_bytes) = (geometry.segments(), geometry.segment_bytes());
+        FlashGeometry { salt: 0, segments, segment_bytes, drives: Drives::ONE }
+    }
 }
 
 impl FlashGeometry {
+    /// No flash.
+    pub const NONE: FlashGeometry =
+        FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096, drives: Drives::ONE };
+
+    /// Drives with this salt and segments of so many bytes, by place.
+    ///
+    /// # Panics
+    /// If there are more than [`MOST_DRIVES`].
+    pub fn of_drives(salt: u32, segment_bytes: u32, drives: &[DriveSegments]) -> FlashGeometry {
+        let highest = |d: &DriveSegments| {
+            let small = d.numbers.number(d.segments.min(d.numbers.small));
+            d.numbers.highest(d.segments).max(small)
+        };
+        let present = drives.iter().filter(|drive| drive.segments > 0);
+        let segments = present.map(highest).max().unwrap_or(0);
+        FlashGeometry { salt, segments, segment_bytes, drives: Drives::of(drives) }
+    }
+
+    /// Drives, at least one.
+    pub fn drive_count(&self) -> usize {
+        self.drives.0.iter().filter(|drive| drive.segments > 0).count().max(1)
+    }
+
+    /// Words of the segment tables of all drives.
+    pub fn table_words(&self) -> usize {
+        let words =
+            |drive| self.part(drive).map_or(0, |(own, _)| SegmentTable::words_for(own.segments));
+        (0..MOST_DRIVES).map(words).sum()
+    }
+
     /// Pages of 4 KiB per segment.
     pub fn pages(&self) -> u32 {
         self.segment_bytes / 4096
@@ -46,7 +144,49 @@ impl FlashGeometry {
 
     /// Bytes of all segments.
     pub fn capacity(&self) -> u64 {
-        u64::from(self.segments) * u64::from(self.segment_bytes)
+        let segments = match self.drives.is_one() {
+            true => u64::from(self.segments),
+            false => self.drives.0.iter().map(|drive| u64::from(drive.segments)).sum(),
+        };
+        segments * u64::from(self.segment_bytes)
+    }
+
+    /// The drive at a place, with its part of the flash: its own geometry, and how its log's segments are numbered. `None` where there is
+    /// none.
+    pub fn part(&self, drive: usize) -> Option<(FlashGeometry, Part)> {
+        let extent_align = self.extent_align();
+        if self.drives.is_one() {
+            let part = Part { drive, numbers: Numbers::ALONE, extent_align };
+            return (drive == 0).then_some((*self, part));
+        }
+        let DriveSegments { numbers, segments } = *self.drives.0.get(drive)?;
+        let own = FlashGeometry { segments, drives: Drives::ONE, ..*self };
+        (segments > 0).then_some((own, Part { drive, numbers, extent_align }))
+    }
+
+    /// The place of the drive that has the segment of this number, and its own number for it.
+    #[inline]
+    pub fn at(&self, number: u16) -> Option<(usize, u16)> {
+        if self.drives.0[0].segments == 0 && self.drives.is_one() {
+            return (1..=self.segments).contains(&number).then_some((0, number));
+        }
+        let mut drives = self.drives.0.iter().enumerate().filter(|(_, d)| d.segments > 0);
+        drives.find_map(|(i, d)| Some((i, d.numbers.segment(number, d.segments)?)))
+    }
+
+    /// Places of drives, those between them that are empty included.
+    pub fn places(&self) -> usize {
+        self.drives.0.iter().rposition(|drive| drive.segments > 0).map_or(1, |last| last + 1)
+    }
+
+    /// Bytes from the beginning of a segment to the end of its drive.
+    pub fn to_end(&self, number: u16) -> u64 {
+        let Some((drive, segment)) = self.at(number) else { return 0 };
+        let segments = match self.drives.is_one() {
+            true => self.segments,
+            false => self.drives.0[drive].segments,
+        };
+        u64::from(segments - segment + 1) * u64::from(self.segment_bytes)
     }
 
     /// The last segment of the zone of segment `s`: an eighth of the flash (of its first 4,095 segments), a quarter where that is few. A record may go on from segment to segment, but not
@@ -69,8 +209,12 @@ impl FlashGeometry {
         EXTENT_ALIGN << run_bits(self.segments)
     }
 
-    /// The longest record that can lie on this flash, bytes.
+    /// The longest record that can lie on this flash, bytes: on each of its drives.
     pub fn longest_record(&self) -> u64 {
+        if !self.drives.is_one() {
+            let each = (0..MOST_DRIVES).filter_map(|i| self.part(i));
+            return each.map(|(own, _)| own.longest_record()).min().unwrap_or(0);
+        }
         let zone = u64::from(self.zone().min(self.segments)) * u64::from(self.segment_bytes);
         zone.min(LONGEST_EXTENT as u64)
     }

@@ -44,10 +44,10 @@ impl<M: ObjectMemory> KvShard<M> {
     pub(super) fn location(&self, hash: ObjectHash, entry: &Entry) -> Location {
         let (segment, generation) = (entry.segment, self.generations[usize::from(entry.segment)]);
         let flash = &self.config.flash;
-        let before = u64::from(segment.saturating_sub(1)) * u64::from(flash.segment_bytes);
-        let to_end = flash.capacity().saturating_sub(before);
-        let (offset, len) = span(entry.place, hash, flash.pages(), to_end).unwrap_or((0, 0));
         let extent = matches!(entry.place, Place::Extent { .. });
+        // (An extent alone may go beyond its segment.)
+        let to_end = if extent { flash.to_end(segment) } else { flash.segment_bytes.into() };
+        let (offset, len) = span(entry.place, hash, flash.pages(), to_end).unwrap_or((0, 0));
         Location { segment, generation, offset, len, extent }
     }
 

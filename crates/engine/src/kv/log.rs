@@ -1,4 +1,4 @@
-//! The flash log: one per flash device, over all shards. It fills segments with what the shards stage, writes them,
+//! The flash log: one per drive, over all shards. It fills segments with what the shards stage, writes them,
 //! publishes them, and reclaims them in FIFO order.
 //!
 //! A state machine that does at most one small thing per [`FlashLog::step`]: lock one shard for a moment, or write one
@@ -17,14 +17,13 @@ mod going_on;
 mod table;
 
 use larder_base::{Nanos, Now, ObjectHash};
-use larder_format::geometry::SMALL_SEGMENTS;
 use larder_format::page::SMALL_MAX;
 use larder_format::{Filling, Kind, RecordMeta, record_len};
 use larder_policy::admission::AdmissionPolicy;
 use larder_policy::budget::WriteBudget;
 
 use super::clean::{StageSink, Staged, place_of_placed};
-use super::config::FlashGeometry;
+use super::config::{FlashGeometry, Part};
 use super::shard::KvShard;
 pub use table::{Ends, SegmentState, SegmentTable};
 
@@ -58,6 +57,16 @@ pub trait SegmentIo {
 
 /// The shards, each behind whatever lock the runtime has.
 pub trait Shards<M = Arena> {
+    /// Whether there are several logs, which take turns.
+    fn take_turns(&self) -> bool {
+        false
+    }
+    /// Whether it is this log's turn to look for work; `standing` is how it stands.
+    fn is_turn(&mut self, _standing: &Standing) -> bool {
+        true
+    }
+    /// Something is to be done, and the turn is another log's.
+    fn pass(&mut self) {}
     /// How many.
     fn count(&self) -> usize;
     /// Which one a hash belongs to.
@@ -66,11 +75,26 @@ pub trait Shards<M = Arena> {
     fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard<M>) -> R) -> R;
 }
 
+/// How a log stands, where there are several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The place of its drive.
+    pub drive: usize,
+    /// Bytes of its drive.
+    pub capacity: u64,
+    /// Bytes written to it.
+    pub written: u64,
+    /// It takes writes, and its budget allows some.
+    pub takes: bool,
+}
+
 /// What the log is built from.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
     /// The flash device.
     pub flash: FlashGeometry,
+    /// Which part of the cache's flash it is.
+    pub part: Part,
     /// The largest record that may be offered, bytes.
     pub largest: u64,
     /// Share of the flash that may hold hot data, percent (Flashield §4.3: 70).
@@ -110,6 +134,45 @@ pub struct LogStats {
     pub last_lifetime_millis: u64,
 }
 
+impl LogStats {
+    /// This log's and another's: flash is out of use where it is on both.
+    #[must_use]
+    pub fn and(&self, other: &LogStats) -> LogStats {
+        let LogStats {
+            segments_written,
+            bytes_written,
+            record_bytes_written,
+            segments_reclaimed,
+            bytes_reclaim_read,
+            bytes_reinserted,
+            write_errors,
+            read_errors,
+            ghosts_made,
+            degraded,
+            live_segments,
+            last_lifetime_millis,
+        } = other;
+        LogStats {
+            segments_written: self.segments_written + segments_written,
+            bytes_written: self.bytes_written + bytes_written,
+            record_bytes_written: self.record_bytes_written + record_bytes_written,
+            segments_reclaimed: self.segments_reclaimed + segments_reclaimed,
+            bytes_reclaim_read: self.bytes_reclaim_read + bytes_reclaim_read,
+            bytes_reinserted: self.bytes_reinserted + bytes_reinserted,
+            write_errors: self.write_errors + write_errors,
+            read_errors: self.read_errors + read_errors,
+            ghosts_made: self.ghosts_made + ghosts_made,
+            degraded: self.degraded && *degraded,
+            live_segments: self.live_segments + live_segments,
+            // Of a drive that has reclaimed nothing there is none.
+            last_lifetime_millis: match (self.last_lifetime_millis, *last_lifetime_millis) {
+                (0, one) | (one, 0) => one,
+                (a, b) => a.midpoint(b),
+            },
+        }
+    }
+}
+
 /// What one step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -122,6 +185,8 @@ pub enum Step {
 struct Open<B> {
     builder: SegmentBuilder<B>,
     segment: u16,
+    /// What the shards know it by.
+    number: u16,
     generation: u64,
     /// By shard.
     staged: Vec<Vec<Staged>>,
@@ -299,6 +364,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
                     self.go_on(now, going_on, shards, io);
                     return Step::Worked;
                 }
+                if shards.take_turns() && !shards.is_turn(&self.standing(now)) {
+                    return self.give_way(shards);
+                }
                 let Some(shard) = self.next_short(shards) else { return Step::Idle };
                 if self.usable(now)
                     && let Some(reclaim) = self.prepare(now, io)
@@ -357,6 +425,51 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         true
     }
 
+    /// How it stands.
+    fn standing(&mut self, now: Now) -> Standing {
+        let segment = u64::from(self.config.flash.segment_bytes);
+        Standing {
+            drive: self.config.part.drive,
+            capacity: self.config.flash.capacity(),
+            written: self.stats.bytes_written,
+            takes: self.usable(now) && self.budget.available(now.mono) >= segment,
+        }
+    }
+
+    /// It is another log's turn. Where that can stage nothing, since too much is staged already, what is open here is written as it is.
+    fn give_way<M: ObjectMemory>(&mut self, shards: &mut impl Shards<M>) -> Step {
+        let looked: Vec<_> = (0..shards.count())
+            .map(|i| shards.with(i, |s| (s.is_short(), s.may_stage())))
+            .collect();
+        if looked.iter().any(|(short, _)| *short) {
+            shards.pass();
+        }
+        let stuck = looked.iter().any(|(short, may_stage)| *short && !may_stage);
+        let holds = self.open.iter().flatten().any(|open| !open.builder.is_empty());
+        if !holds || !stuck {
+            return Step::Idle;
+        }
+        for open in self.open.iter_mut().flatten() {
+            open.full |= !open.builder.is_empty();
+        }
+        Step::Worked
+    }
+
+    /// Which part of the cache's flash it is over.
+    pub fn part(&self) -> &Part {
+        &self.config.part
+    }
+
+    /// What the shards know one of its segments by.
+    fn number(&self, segment: u16) -> u16 {
+        self.config.part.numbers.number(segment)
+    }
+
+    /// The last of its segments that can hold small objects, or a higher number.
+    fn last_small(&self) -> u16 {
+        self.config.part.numbers.small
+    }
+
     /// The next shard that needs room.
     fn next_short<M: ObjectMemory>(&mut self, shards: &mut impl Shards<M>) -> Option<usize> {
         let n = shards.count();
@@ -410,10 +523,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         if kind == Kind::Large && self.goes_on {
             self.keep_behind(segment);
         }
-        let filling = Filling { salt: self.config.flash.salt, segment, generation };
+        let number = self.number(segment);
+        let filling = Filling { salt: self.config.flash.salt, segment: number, generation };
         self.open[i] = Some(Open {
             builder: SegmentBuilder::new(kind, filling, buffer)
-                .with_align(self.config.flash.extent_align()),
+                .with_align(self.config.part.extent_align),
+            number,
             segment,
             generation,
             staged: vec![Vec::new(); self.cleaning.len()],
@@ -423,7 +538,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
 
     /// Segments are filled from the one behind `segment` on.
     fn move_cursor(&mut self, segment: u16) {
-        if self.table.words.load(0) < SMALL_SEGMENTS.into() && segment >= SMALL_SEGMENTS {
+        if self.table.words.load(0) < self.last_small().into() && segment >= self.last_small() {
             self.beside_from = self.table.words.load(1);
         }
         self.table.words.store(0, u64::from(segment) % u64::from(self.config.flash.segments));
@@ -448,6 +563,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         let may_pass = self.passed < MOST_PASSED;
         let mut sink = Sink {
             open: &mut self.open,
+            drive: self.config.part.drive,
             shard,
             granted,
             usable,
@@ -462,7 +578,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
                 s.admission_mut().set_saved(saved, most);
             }
             let report = s.stage(now, &mut sink);
-            (report, hot_limit(s, &self.config))
+            (report, hot_limit(s, self.config.hot_percent))
         });
         let Sink { granted: left, going_on, passes, .. } = sink;
         self.budget.refund(left);
@@ -504,8 +620,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             {
                 open.staged[record.shard].push(record.staged);
             }
-            for staged in open.staged.iter().flatten().filter(|s| s.segment != open.segment) {
-                self.table.set_lost(staged.segment);
+            let own = self.config.part.numbers;
+            for staged in open.staged.iter().flatten().filter(|s| s.segment != open.number) {
+                if let Some(began) = own.segment(staged.segment, self.config.flash.segments) {
+                    self.table.set_lost(began);
+                }
             }
         }
         if ok {
@@ -551,11 +670,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         next_shard: usize,
     ) {
         let staged = &written.staged[next_shard];
+        let (drive, number) = (self.config.part.drive, self.number(written.segment));
         shards.with(next_shard, |s| {
             if written.ok {
-                s.publish(now, written.segment, written.generation, written.kind, staged);
+                s.publish(now, number, written.generation, (drive, written.kind), staged);
             } else {
-                s.abandon(written.kind, staged);
+                s.abandon((drive, written.kind), staged);
             }
         });
         let next_shard = next_shard + 1;
@@ -603,13 +723,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         // A hash's shard is asked of `shards` before the shard is locked: `mine` must not lock.
         let mine = |hash: ObjectHash| owner.holds(hash);
         debug_assert!(count <= 256);
-        let ends = self.table.ends(reclaim.segment);
+        let (ends, number) = (self.table.ends(reclaim.segment), self.number(reclaim.segment));
         let share = reclaim.budget / (count - shard) as u64;
         let taken = shards.with(shard, |s| {
             if let Some(lifetime) = reclaim.lifetime {
                 s.admission_mut().set_lifetime(now.mono, lifetime);
             }
-            s.reclaim(now, reclaim.segment, (reclaim.kind, ends), bytes, share, mine)
+            s.reclaim(now, number, (reclaim.kind, ends), bytes, share, mine)
         });
         self.stats.bytes_reinserted += taken;
         reclaim.budget = reclaim.budget.saturating_sub(taken.max(share));
@@ -647,10 +767,10 @@ impl OwnerOf {
 
 /// How many entries of a shard may be hot: its part of the hot data threshold (Flashield §4.3: HDT = usable DRAM + 70 %
 /// of the flash) less what is in DRAM, in objects of the mean size that came to flash.
-fn hot_limit<M: ObjectMemory>(shard: &KvShard<M>, config: &LogConfig) -> u64 {
-    let part = config.flash.capacity() / u64::from(shard.config().shards.max(1));
+fn hot_limit<M: ObjectMemory>(shard: &KvShard<M>, hot_percent: u8) -> u64 {
+    let part = shard.config().flash.capacity() / u64::from(shard.config().shards.max(1));
     let dram_free = shard.dram_free_bytes() as u64;
-    let limit = part * u64::from(config.hot_percent) / 100 + dram_free;
+    let limit = part * u64::from(hot_percent) / 100 + dram_free;
     let s = shard.stats();
     let mean = s.flash_written_bytes.checked_div(s.flash_written_objects).unwrap_or(0).max(64);
     limit / mean
@@ -658,6 +778,7 @@ fn hot_limit<M: ObjectMemory>(shard: &KvShard<M>, config: &LogConfig) -> u64 {
 
 struct Sink<'a, B> {
     open: &'a mut [Option<Open<B>>; 2],
+    drive: usize,
     shard: usize,
     granted: u64,
     /// Flash takes writes: what finds no open segment may wait for the next.
@@ -682,6 +803,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Sink<'_, B> {
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> StageSink for Sink<'_, B> {
+    fn drive(&self) -> usize {
+        self.drive
+    }
+
     fn offer(
         &mut self,
         hash: ObjectHash,
@@ -698,20 +823,21 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> StageSink for Sink<'_, B> {
             self.granted += refund;
             return Err(NoRoom::Full);
         };
-        let (segment, generation) = (open.segment, open.generation);
-        let behind = usize::from(go_on_to.saturating_sub(segment));
+        let (segment_of, number, generation) = (open.segment, open.number, open.generation);
+        let behind = usize::from(go_on_to.saturating_sub(segment_of));
         let beyond = behind * open.builder.fill().capacity as usize;
         let placed = open.builder.offer_beyond(hash, meta, key, value, beyond);
         let placed = placed.map(|(placed, rest)| {
             let place = place_of_placed(placed);
             let bytes = bytes as u32;
-            let staged = Staged { hash, block, cas: meta.cas, segment, generation, place, bytes };
+            let (segment, cas) = (number, meta.cas);
+            let staged = Staged { hash, block, cas, segment, generation, place, bytes };
             let Some(rest) = rest else {
                 open.staged[shard].push(staged);
                 return None;
             };
             open.full = true;
-            Some(GoingOn { shard, staged, rest, next: segment + 1 })
+            Some(GoingOn { shard, staged, rest, began: segment_of, next: segment_of + 1 })
         });
         let placed = placed.map(|going_on| {
             if going_on.is_some() {

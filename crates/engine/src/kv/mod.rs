@@ -25,7 +25,9 @@ mod validate;
 mod wait;
 
 pub use clean::{Heat, StageReport, StageSink, Staged};
-pub use config::{ClockMode, FlashGeometry, ShardConfig, object_fits};
+pub use config::{
+    ClockMode, DriveSegments, Drives, FlashGeometry, MOST_DRIVES, Part, ShardConfig, object_fits,
+};
 pub use evicted::Evicted;
 pub use index_room::IndexFull;
 pub use index_size::IndexSteps;

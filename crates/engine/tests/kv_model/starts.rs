@@ -189,7 +189,7 @@ impl Machine {
         }
         let shape = Shape {
             uuid: superblock.uuid.0,
-            segments: SEGMENTS,
+            table_words: SegmentTable::words_for(SEGMENTS),
             segment_bytes: SEGMENT_BYTES,
             shards: SHARDS,
             buckets: self.buckets,
@@ -348,22 +348,28 @@ impl SegmentIo for Stopping<'_> {
 
 impl StopIo for Stopping<'_> {
     /// Some stops come to no checkpoint.
-    fn sync(&mut self) -> Result<(), String> {
+    fn sync(&mut self, _: usize) -> Result<(), String> {
         if !self.rng.chance(0.7) || self.disk.fails() { Err("a fault".to_owned()) } else { Ok(()) }
     }
-    fn write_checkpoint(&mut self, table: &Words, rest: &AtRest<'_>) -> (Result<(), String>, u64) {
+    fn write_checkpoint(
+        &mut self,
+        tables: &[(usize, &Words)],
+        rest: &AtRest<'_>,
+    ) -> (Result<(), String>, u64) {
         if self.disk.fails() {
             return (Err("a fault".to_owned()), 1);
         }
         let (table, indexes) =
-            (all(table), rest.indexes.iter().map(|i| i.used().collect()).collect());
+            (all(tables[0].1), rest.indexes.iter().map(|i| i.used().collect()).collect());
         let written = self.now.wall;
         let checkpoint = Checkpoint { table, indexes, written };
         kill_or(self.rng, || self.machine.directory.checkpoint = Some(checkpoint));
         (Ok(()), 1)
     }
-    fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String> {
-        let written = self.machine.write(stopped, self.rng);
+    fn write_superblock(&mut self, _: usize) -> Result<(), String> {
+        let current = self.machine.superblock();
+        let stopped = current.stop(current.cas_base);
+        let written = self.machine.write(&stopped, self.rng);
         written.map_err(|IoFailed| "a fault".to_owned())
     }
     fn release(&mut self) {
@@ -386,9 +392,8 @@ pub(super) fn stop(
     now: Now,
     rng: &mut Rng,
 ) {
-    let current = machine.superblock().clone();
     let mut io = Stopping { node, machine, disk, now, rng };
-    maintenance.stop(now, node, &current, &mut io);
+    maintenance.stop(now, node, &[], &mut io);
 }
 
 /// What a start has made, and how many entries it has kept of the index.
@@ -458,6 +463,7 @@ fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>
         salt: superblock.salt(),
         segments: SEGMENTS,
         segment_bytes: SEGMENT_BYTES,
+        drives: Vec::new(),
         shard: ShardSetup {
             arena_bytes: if big { 48 << 10 } else { 8 << 10 },
             max_object: if big { BIG } else { 3_400 },

@@ -281,9 +281,49 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
             clwa,
         );
     }
+    drives(r, s);
     applications(r, sample);
 
     metrics::text(&registry)
+}
+
+/// Drive by drive, where there are several.
+fn drives(r: &mut Registry, s: &larder_cache::kv::CacheStats) {
+    let all = s.flash.as_ref().map_or(&[][..], |flash| &flash.drives);
+    if all.is_empty() {
+        return;
+    }
+    let (mut written, mut errors) = (Counters::default(), Counters::default());
+    let (mut capacity, mut used) = (WholeGauges::default(), WholeGauges::default());
+    let (mut degraded, mut rate, mut life) =
+        (Gauges::default(), Gauges::default(), Gauges::default());
+    for d in all {
+        let label = || vec![("drive", d.path.clone())];
+        written.add(label(), ConstCounter::new(d.bytes_written));
+        for (kind, count) in [("read", d.read_errors), ("write", d.write_errors)] {
+            let labels = vec![("drive", d.path.clone()), ("kind", kind.to_owned())];
+            errors.add(labels, ConstCounter::new(count));
+        }
+        capacity.add(label(), ConstGauge::new(d.capacity_bytes as i64));
+        used.add(label(), ConstGauge::new(d.used_bytes as i64));
+        degraded.add(label(), ConstGauge::new(f64::from(u8::from(d.degraded))));
+        if let Some(bytes) = d.budget_bytes_per_second {
+            rate.add(label(), ConstGauge::new(bytes));
+        }
+        if let Some(percent) = d.used_percent {
+            life.add(label(), ConstGauge::new(percent as f64 / 100.0));
+        }
+    }
+    let help = "Flash for segments, by drive";
+    r.register_with_unit("flash_drive_capacity", help, Unit::Bytes, capacity);
+    r.register_with_unit("flash_drive_used", "Segments filled, by drive", Unit::Bytes, used);
+    let help = "Bytes written to flash, by drive";
+    r.register_with_unit("flash_drive_written", help, Unit::Bytes, written);
+    r.register("flash_drive_errors", "Errors of a drive", errors);
+    r.register("flash_drive_degraded", "1 when a drive is out of use", degraded);
+    r.register("flash_drive_write_budget_bytes_per_second", "The write budget of a drive", rate);
+    let help = "Share of a drive's rated life that is used, as it reports";
+    r.register("flash_drive_life_used_ratio", help, life);
 }
 
 fn applications(r: &mut Registry, sample: &Sample) {

@@ -93,6 +93,15 @@ function show(d) {
     ["errors: read, write, checksum", num(f.read_errors) + ", " + num(f.write_errors) + ", " + num(f.checksum_errors)]] : [])
     .concat([["waits for a shard's lock", num(s.lock_waits)]]));
 
+  const drives = f ? f.drives : [];
+  $("several").hidden = !drives.length;
+  table("drives", ["drive", "state", "capacity", "used", "written", "write budget", "may be written now", "life", "errors: read, write"],
+    drives.map(v => [v.path, v.degraded ? "writes fail" : "in use", bytes(v.capacity_bytes), bytes(v.used_bytes), bytes(v.bytes_written),
+      v.budget_bytes_per_second == null ? "none" : bytes(v.budget_bytes_per_second) + "/s",
+      v.budget_available_bytes == null ? "–" : bytes(v.budget_available_bytes),
+      v.used_percent != null ? Math.max(0, 100 - v.used_percent) + " % left" : v.expected_life_years != null && d.uptime_seconds >= 3600 ? v.expected_life_years.toFixed(1) + " years" : "–",
+      num(v.read_errors) + ", " + num(v.write_errors)]), "one drive");
+
   const counted = s.memory.reduce((sum, m) => sum + m[1], 0);
   $("rss").innerHTML = bytes(counted) + " <small>of " + bytes(s.memory_limit) + "</small>";
   $("memsub").textContent = bytes(d.resident_bytes) + " resident with the program, buffers and threads";

@@ -63,8 +63,8 @@ pub struct Options {
     pub settings: Vec<(&'static str, String)>,
     /// Names of options that were accepted without effect.
     pub ignored: Vec<String>,
-    /// The file or device of `ext_path`.
-    pub flash: Option<PathBuf>,
+    /// The files or devices of `ext_path`.
+    pub flash: Vec<PathBuf>,
 }
 
 /// Takes the arguments of `-o`.
@@ -149,11 +149,6 @@ pub fn extended_options(arguments: &[String]) -> Result<Options, ConfigError> {
             }
             "ext_path" => {
                 let text = need()?;
-                if flash.is_some() {
-                    return Err(bad(
-                        "is a second path, and one is used: join drives by RAID or LVM, and name that",
-                    ));
-                }
                 let (path, size) = text
                     .rsplit_once(':')
                     .ok_or_else(|| bad("needs PATH:SIZE, as in ext_path=/mnt/flash/file:64g"))?;
@@ -168,7 +163,7 @@ pub fn extended_options(arguments: &[String]) -> Result<Options, ConfigError> {
                 }
                 // For --flash this word is none at all.
                 let path = if path == "none" { "./none" } else { path };
-                flash = Some(PathBuf::from(path));
+                flash.push(PathBuf::from(path));
                 set("flash", path);
                 set("flash-size", &size.0.to_string());
             }
@@ -201,8 +196,8 @@ mod tests {
         let (s, ignored) =
             run("idle_timeout=3,no_maxconns_fast,slab_automove=0,ext_path=/x/y:64m").unwrap();
         assert_eq!((s.idle_timeout, s.maxconns_fast), (3, false));
-        assert_eq!(s.flash_size, Some(ByteSize::mib(64)));
-        assert_eq!(s.flash.unwrap().to_str(), Some("/x/y"));
+        assert_eq!(s.flash_size, Some(vec![ByteSize::mib(64)]));
+        assert_eq!(s.flash.unwrap()[0].to_str(), Some("/x/y"));
         assert_eq!(ignored, ["slab_automove"]);
     }
 
@@ -232,12 +227,12 @@ mod tests {
     fn white_space_is_no_part_of_an_option() {
         let (s, ignored) =
             run(" modern, track_sizes,idle_timeout = 3 ,ext_path= /x/y:64m ").unwrap();
-        assert_eq!((s.idle_timeout, s.flash_size), (3, Some(ByteSize::mib(64))));
+        assert_eq!((s.idle_timeout, s.flash_size), (3, Some(vec![ByteSize::mib(64)])));
         assert_eq!(
-            (s.flash.unwrap().to_str(), ignored),
+            (s.flash.unwrap()[0].to_str(), ignored),
             (Some("/x/y"), vec!["track_sizes".into()])
         );
-        assert_eq!(run("ext_path=none:64m").unwrap().0.flash.unwrap().to_str(), Some("./none"));
+        assert_eq!(run("ext_path=none:64m").unwrap().0.flash.unwrap()[0].to_str(), Some("./none"));
     }
 
     /// memcached's help of 1.6.45: "valid values are 0(None), 1(Request), 2(Require) or 3(Once)", "2(tlsv1.2), or 3(tlsv1.3)".

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_base::ByteSize;
-use larder_cache::kv::{CaptureConfig, flash_in_the_way, own_file};
+use larder_cache::kv::{CaptureConfig, FlashFile, flash_in_the_way, own_file};
 use larder_engine::kv::node::AdmissionNeed;
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::AdmissionConfig;
@@ -102,6 +102,8 @@ pub struct FlashConfig {
     pub path: PathBuf,
     /// Bytes to use; `None`: all of an existing file or device.
     pub size: Option<u64>,
+    /// Further drives.
+    pub further: Vec<FlashFile>,
     /// Mean record size that the index is sized for, bytes.
     pub object_size: u32,
     /// Rated endurance, and what follows from it.
@@ -110,6 +112,13 @@ pub struct FlashConfig {
     pub io: IoChoice,
     /// Format it whatever it holds.
     pub format: bool,
+}
+
+impl FlashConfig {
+    /// All files and devices.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(self.path.as_path()).chain(self.further.iter().map(|f| f.path.as_path()))
+    }
 }
 
 /// A configuration that is complete and has been checked.
@@ -443,7 +452,7 @@ fn find_data_dir(s: &mut Settings, machine: &Machine) -> Option<String> {
     if s.flash_size.is_some() || s.format_flash || s.drive != Default::default() {
         return None;
     }
-    s.flash = Some("none".into());
+    s.flash = Some(vec!["none".into()]);
     let beside = s.memory_file.as_deref().and_then(Path::parent);
     if let Some(dir) = beside.filter(|dir| !dir.as_os_str().is_empty()) {
         s.data_dir = Some(dir.to_owned());
@@ -485,11 +494,11 @@ fn own_files_are_left_alone(
     data_dir: &Path,
     flash: Option<&FlashConfig>,
 ) -> Result<(), ConfigError> {
-    let flash = flash.map(|flash| flash.path.as_path());
-    if let Some(path) = flash
-        && let Some(what) = flash_in_the_way(data_dir, path)
-    {
-        return Err(value("flash", path.display(), format!("{what}: name another file")));
+    let flash: Vec<&Path> = flash.into_iter().flat_map(FlashConfig::paths).collect();
+    for path in &flash {
+        if let Some(what) = flash_in_the_way(data_dir, path) {
+            return Err(value("flash", path.display(), format!("{what}: name another file")));
+        }
     }
     for (key, path) in [
         ("memory-file", &s.memory_file),
@@ -499,7 +508,7 @@ fn own_files_are_left_alone(
         ("unix-socket", &s.unix_socket),
     ] {
         if let Some(path) = path
-            && let Some(what) = own_file(data_dir, flash, path)
+            && let Some(what) = own_file(data_dir, flash.iter().copied(), path)
         {
             return Err(value(key, path.display(), format!("{what}: name another file")));
         }
@@ -516,7 +525,7 @@ fn resolve_memory_file(
     if file.file_name().is_none() {
         return Err(value("memory-file", shown, "must be the path of a file"));
     }
-    if flash.is_some_and(|flash| flash.path == *file) {
+    if flash.is_some_and(|flash| flash.paths().any(|path| path == file)) {
         return Err(value("memory-file", shown, "is the flash: name another file"));
     }
     // The server removes its PID file when it ends.
@@ -541,10 +550,38 @@ fn resolve_flash(
     machine: &Machine,
 ) -> Result<Option<FlashConfig>, ConfigError> {
     let need = AdmissionNeed::of(admission);
-    let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
-    let object_size = match (s.flash_object_size, s.flash_size) {
+    let paths = s.flash.get_or_insert_with(|| vec![data_dir.join("flash")]).clone();
+    let none = paths.iter().any(|path| path.as_os_str() == "none");
+    if none && paths.len() > 1 {
+        let why = "goes not together with the name of a drive: leave one of them out";
+        return Err(value("flash", "none", why));
+    }
+    if let Some(size) = s.flash_size.clone().filter(|sizes| !none && sizes.len() > paths.len()) {
+        let more = &size[paths.len()];
+        let why = "is one more than there are drives: each size belongs to one, in their order";
+        return Err(value("flash-size", more, why));
+    }
+    let said =
+        |i: usize, s: &Settings| s.flash_size.as_ref().and_then(|sizes| sizes.get(i).copied());
+    if let Some(size) = s.flash_size.as_ref().filter(|sizes| !none && sizes.len() < paths.len()) {
+        // A drive that is there says itself how large it is; which sizes are whose must be plain.
+        let why = format!(
+            "is given {} times for {} drives: give each drive its size, in their order, or none to any",
+            size.len(),
+            paths.len()
+        );
+        let all = size.iter().map(ByteSize::to_string).collect::<Vec<_>>().join(", ");
+        return Err(value("flash-size", all, why));
+    }
+    if let Some((_, again)) = paths.iter().enumerate().find(|(i, path)| paths[..*i].contains(path))
+    {
+        return Err(value("flash", again.display(), "is named twice: name each drive once"));
+    }
+    let path = paths.first().cloned().unwrap_or_default();
+    let total = s.flash_size.as_ref().map(|sizes| sizes.iter().map(|size| size.0).sum::<u64>());
+    let object_size = match (s.flash_object_size, total) {
         (Some(size), _) => size.0,
-        (None, Some(flash)) => defaults::object_size(flash.0, memory, need),
+        (None, Some(flash)) => defaults::object_size(flash, memory, need),
         (None, None) => defaults::OBJECT_SIZE.into(),
     };
     s.flash_object_size = Some(ByteSize(object_size));
@@ -557,28 +594,41 @@ fn resolve_flash(
         "threads" => IoChoice::Threads,
         other => return Err(value("io", other, "must be auto, uring or threads")),
     };
-    if path.as_os_str() == "none" {
+    if none {
         s.flash_size = None;
         return Ok(None);
     }
-    let exists = path.exists();
-    let size = match s.flash_size {
-        Some(size) => Some(size.0),
-        // An existing file or device says itself how large it is.
-        None if exists => None,
-        None => {
-            let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let free = (machine.free_space)(dir).unwrap_or(0);
-            Some(defaults::flash(free, memory, object_size, need))
-        }
-    };
-    if let Some(size) = size {
-        defaults::check_flash(size, memory, object_size)
-            .map_err(|e| value("flash-size", ByteSize(size), with_remedy(&e)))?;
-        s.flash_size = Some(ByteSize(size));
+    let mut sizes = Vec::with_capacity(paths.len());
+    for (i, path) in paths.iter().enumerate() {
+        let size = match said(i, s) {
+            Some(size) => Some(size.0),
+            // An existing file or device says itself how large it is.
+            None if path.exists() => None,
+            None if paths.len() > 1 => {
+                let why =
+                    "is not there yet: give each drive its size with flash-size, in their order";
+                return Err(value("flash", path.display(), why));
+            }
+            None => {
+                let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
+                let free = (machine.free_space)(dir.unwrap_or(Path::new("."))).unwrap_or(0);
+                Some(defaults::flash(free, memory, object_size, need))
+            }
+        };
+        sizes.push(size);
+    }
+    if let Some(all) = sizes.iter().copied().sum::<Option<u64>>() {
+        defaults::check_flash(all, memory, object_size)
+            .map_err(|e| value("flash-size", ByteSize(all), with_remedy(&e)))?;
+        s.flash_size = Some(sizes.iter().flatten().map(|size| ByteSize(*size)).collect());
     }
     let format = s.format_flash;
-    Ok(Some(FlashConfig { path, size, object_size: object_size as u32, budget, io, format }))
+    let further = paths.iter().zip(&sizes).skip(1);
+    let further =
+        further.map(|(path, size)| FlashFile { path: path.clone(), size: *size }).collect();
+    let size = sizes.first().copied().flatten();
+    let object_size = object_size as u32;
+    Ok(Some(FlashConfig { path, size, further, object_size, budget, io, format }))
 }
 
 /// What is wrong with a size, and which settings mend it.
@@ -704,7 +754,7 @@ mod tests {
         assert!(c.flash.is_none());
         let why = c.why_no_flash.unwrap();
         assert!(why.contains("'/nonexistent/larder'") && why.contains("permission"), "{why}");
-        assert_eq!(c.effective.flash.unwrap().to_str(), Some("none"), "it is printed");
+        assert_eq!(c.effective.flash.unwrap()[0].to_str(), Some("none"), "it is printed");
         let memory = Settings { memory_file: Some("/state/file".into()), ..Settings::default() };
         let c = Config::resolve(memory, &machine).unwrap();
         assert_eq!((c.data_dir.to_str(), c.flash), (Some("/state"), None));
@@ -713,8 +763,8 @@ mod tests {
         assert!(Config::resolve(Settings::default(), &named).unwrap().flash.is_some());
         for asks in [
             Settings { data_dir: Some("/d".into()), ..Settings::default() },
-            Settings { flash: Some("/f".into()), ..Settings::default() },
-            Settings { flash_size: Some(ByteSize::mib(64)), ..Settings::default() },
+            Settings { flash: Some(vec!["/f".into()]), ..Settings::default() },
+            Settings { flash_size: Some(vec![ByteSize::mib(64)]), ..Settings::default() },
             Settings {
                 drive: DriveLife { endurance_tbw: Some(600.0), ..DriveLife::default() },
                 ..Settings::default()
@@ -729,8 +779,8 @@ mod tests {
     #[test]
     fn the_index_of_a_large_flash_fits_the_memory() {
         let given = |object| Settings {
-            flash: Some("/f".into()),
-            flash_size: Some(ByteSize::gib(20)),
+            flash: Some(vec!["/f".into()]),
+            flash_size: Some(vec![ByteSize::gib(20)]),
             memory_limit: Some(ByteSize::mib(512)),
             flash_object_size: object,
             ..Settings::default()
@@ -839,7 +889,7 @@ mod tests {
 
     #[test]
     fn impossible_values_say_why() {
-        let base = || Settings { flash: Some("none".into()), ..Settings::default() };
+        let base = || Settings { flash: Some(vec!["none".into()]), ..Settings::default() };
         let drive = |drive| Settings { drive, ..base() };
         let cases: Vec<(Settings, &[&str])> = vec![
             (Settings { threads: Some(0), ..base() }, &["threads '0'", "between"]),
@@ -856,7 +906,7 @@ mod tests {
             (
                 Settings {
                     flash: None,
-                    flash_size: Some(ByteSize::gib(64)),
+                    flash_size: Some(vec![ByteSize::gib(64)]),
                     flash_object_size: Some(ByteSize(280)),
                     memory_limit: Some(ByteSize::mib(64)),
                     ..base()

@@ -200,12 +200,12 @@ pub struct Settings {
     /// the folder of -o ext_path's file, $STATE_DIRECTORY, /var/lib/larder as root, else ~/.local/state/larder]
     #[arg(long, value_name = "DIR", help_heading = "Flash")]
     pub data_dir: Option<PathBuf>,
-    /// File or block device used as flash; none for DRAM alone [default: DATA-DIR/flash; none if no directory is named and the usual one cannot be written]
+    /// File or block device used as flash; none for DRAM alone; given again, a further drive [default: DATA-DIR/flash; none if no directory is named and the usual one cannot be written]
     #[arg(long, value_name = "PATH", help_heading = "Flash")]
-    pub flash: Option<PathBuf>,
-    /// Bytes of flash to use [default: all of what exists, else a quarter of the free space, at most 64g]
+    pub flash: Option<Vec<PathBuf>>,
+    /// Bytes of flash to use, of each drive in their order [default: all of what exists, else a quarter of the free space, at most 64g]
     #[arg(long, value_name = "SIZE", help_heading = "Flash")]
-    pub flash_size: Option<ByteSize>,
+    pub flash_size: Option<Vec<ByteSize>>,
     /// Format the flash whatever it holds, a file with another --flash-size too: everything on it is lost
     #[arg(long, help_heading = "Flash")]
     pub format_flash: bool,

@@ -262,7 +262,9 @@ pub(crate) fn settings(
     stat(out, "client_flags_size", size_of::<u32>());
     stat(out, "larder_data_dir", config.data_dir.display());
     if let Some(flash) = &config.flash {
-        stat(out, "larder_flash", flash.path.display());
+        for path in flash.paths() {
+            stat(out, "larder_flash", path.display());
+        }
         stat(out, "larder_flash_object_size", flash.object_size);
         stat(out, "larder_admission", config.admission.policy.as_str());
         stat(out, "larder_clock_bits", config.clock_bits);
@@ -415,6 +417,27 @@ pub(crate) fn larder(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
             stat(out, "larder_flash_expected_life_years", format_args!("{years:.2}"));
         }
         stat(out, "larder_flash_degraded", f.degraded.as_deref().unwrap_or("no"));
+        for d in &f.drives {
+            let place = d.place;
+            let mut one = |name: &str, value: &dyn std::fmt::Display| {
+                stat(out, format_args!("larder_drive_{place}_{name}"), value);
+            };
+            one("path", &d.path);
+            one("capacity_bytes", &d.capacity_bytes);
+            one("used_bytes", &d.used_bytes);
+            one("bytes_written", &d.bytes_written);
+            one("read_errors", &d.read_errors);
+            one("write_errors", &d.write_errors);
+            one("degraded", &if d.degraded { "yes" } else { "no" });
+            for (name, value) in [
+                ("write_budget_available_bytes", d.budget_available_bytes),
+                ("life_used_percent", d.used_percent),
+            ] {
+                if let Some(value) = value {
+                    one(name, &value);
+                }
+            }
+        }
     }
     for app in &store.applications {
         let name = &app.name;

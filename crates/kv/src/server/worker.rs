@@ -56,7 +56,7 @@ const SAID_AGAIN: Nanos = Nanos::from_secs(10);
 /// The ring is looked at when nothing has been heard of reads under way for this long.
 const OVERDUE: Nanos = Nanos(ReadRing::OVERDUE.as_nanos() as u64);
 /// Connections that wait for memory, or for room in the cache, are tried again after this.
-const MEMORY_RETRY: Duration = Duration::from_millis(5);
+const MEMORY_RETRY: Duration = Duration::from_millis(1);
 
 struct Conn<R> {
     stream: Stream,

@@ -2,6 +2,7 @@
 //! [`testing`](crate::testing).
 
 mod flash;
+mod joined;
 mod os;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use crate::error::{DeviceError, IoOp};
 
 pub use flash::{DeviceOptions, FlashDevice};
+pub use joined::JoinedDevices;
 pub(crate) use os::read_shortfall;
 
 /// The most bytes of one system call: longer operations are cut, so that a segment's write does not hold up the reads
@@ -70,6 +72,29 @@ pub trait Device: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The open files for such rings, where a device is made of several; see [`Device::file_at`].
+    fn files(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        self.raw().map(|file| vec![file])
+    }
+
+    /// Which of the files holds the bytes at `offset`, and where.
+    fn file_at(&self, offset: u64) -> (u32, u64) {
+        (0, offset)
+    }
+
+    /// What lies at `offset`, for errors.
+    fn name_at(&self, _offset: u64) -> &Arc<str> {
+        self.name()
+    }
+
+    /// Checks a range; see [`check_range`].
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`] or [`DeviceError::Misaligned`].
+    fn check(&self, op: IoOp, offset: u64, len: u64) -> Result<(), DeviceError> {
+        range_fits(self.name(), self.geometry(), op, offset, len)
+    }
+
     /// Unit in bytes, offset and length, of reads through [`Device::raw`]: 1 when they go through the page cache.
     fn read_unit(&self) -> u32 {
         self.geometry().block
@@ -86,25 +111,22 @@ pub fn check_range(
     offset: u64,
     len: u64,
 ) -> Result<(), DeviceError> {
-    let Geometry { size, block } = device.geometry();
+    device.check(op, offset, len)
+}
+
+fn range_fits(
+    name: &Arc<str>,
+    Geometry { size, block }: Geometry,
+    op: IoOp,
+    offset: u64,
+    len: u64,
+) -> Result<(), DeviceError> {
     if offset.checked_add(len).is_none_or(|end| end > size) {
-        return Err(DeviceError::OutOfRange {
-            device: device.name().clone(),
-            op,
-            offset,
-            len,
-            size,
-        });
+        return Err(DeviceError::OutOfRange { device: name.clone(), op, offset, len, size });
     }
     let unit = u64::from(block);
     if op != IoOp::Read && (!offset.is_multiple_of(unit) || !len.is_multiple_of(unit)) {
-        return Err(DeviceError::Misaligned {
-            device: device.name().clone(),
-            op,
-            offset,
-            len,
-            block,
-        });
+        return Err(DeviceError::Misaligned { device: name.clone(), op, offset, len, block });
     }
     Ok(())
 }

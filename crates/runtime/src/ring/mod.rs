@@ -129,6 +129,8 @@ struct Job {
     token: u64,
     /// Where the buffer's first byte lies on the device.
     start: u64,
+    /// In which of its files that is, and where there.
+    file: (u32, u64),
     /// The wanted bytes within the buffer.
     skip: usize,
     len: usize,
@@ -145,16 +147,17 @@ impl Job {
     }
 }
 
-// SAFETY: the entry points into the buffer, which is the job's own and whose memory does not move with it. The file is
-// registered with the ring (`open_uring`) and kept open by the device.
+// SAFETY: the entry points into the buffer, which is the job's own and whose memory does not move with it. The device's files are
+// registered with the ring (`open_uring`) and kept open by it.
 unsafe impl Work for Job {
     type Context = Arc<dyn Device>;
     type Error = DeviceError;
 
     fn entry(&mut self, _: &Arc<dyn Device>) -> squeue::Entry {
         let rest = &mut self.buf[self.filled..];
-        opcode::Read::new(types::Fixed(0), rest.as_mut_ptr(), rest.len() as u32)
-            .offset(self.start + self.filled as u64)
+        let (file, start) = self.file;
+        opcode::Read::new(types::Fixed(file), rest.as_mut_ptr(), rest.len() as u32)
+            .offset(start + self.filled as u64)
             .build()
     }
 
@@ -173,9 +176,9 @@ unsafe impl Work for Job {
 
     fn failed(&self, device: &Arc<dyn Device>, source: io::Error) -> DeviceError {
         DeviceError::Io {
-            device: device.name().clone(),
+            device: device.name_at(self.start).clone(),
             op: IoOp::Read,
-            offset: self.start + self.skip as u64,
+            offset: self.file.1 + self.skip as u64,
             len: self.len as u64,
             source,
         }
@@ -193,12 +196,13 @@ fn open_uring(
     event: &Event,
     defer: bool,
 ) -> Result<Uring<Job>, String> {
-    let Some(file) = device.raw().map(|fd| fd.as_raw_fd()) else {
+    let Some(files) = device.files() else {
         return Err("the device has no descriptor of its own".to_owned());
     };
+    let files: Vec<RawFd> = files.iter().map(|file| file.as_raw_fd()).collect();
     let mut ring =
         Uring::open(device, &Setup { depth, defer, codes: &[opcode::Read::CODE] }, event.clone())?;
-    ring.register(file)?;
+    ring.register(&files)?;
     Ok(ring)
 }
 
@@ -311,7 +315,9 @@ impl ReadRing {
             });
         }
         let (skip, len, unit) = ((offset - start) as usize, len as usize, unit as usize);
-        Ok(self.pool.take(span).map(|buf| Job { token, start, skip, len, filled: 0, unit, buf }))
+        let file = self.device.file_at(start);
+        let job = |buf| Job { token, start, file, skip, len, filled: 0, unit, buf };
+        Ok(self.pool.take(span).map(job))
     }
 
     /// Starts what was submitted: at most one system call. To be called once per turn of the event loop.

@@ -1,11 +1,11 @@
 //! What a simulated cache is given: sizes, and what a start draws.
 
 use larder_base::{ByteSize, Nanos};
-use larder_engine::kv::FlashGeometry;
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_engine::kv::node::start::cas_bits;
 use larder_engine::kv::node::{AdmissionNeed, LogStart, Plan, Study};
 use larder_engine::kv::record::RunSetup;
+use larder_engine::kv::{Drives, FlashGeometry};
 use larder_policy::admission::AdmissionConfig;
 
 use super::cache::CacheError;
@@ -54,14 +54,14 @@ impl Server {
         let need = AdmissionNeed::of(admission);
         if flash == 0 {
             let plan = Plan::new(memory, item, None, need)?;
-            return Ok((plan, FlashGeometry { salt, segments: 0, segment_bytes: 4096 }));
+            return Ok((plan, FlashGeometry { salt, ..FlashGeometry::NONE }));
         }
         defaults::check_object_size(object).map_err(|e| wrong("object", object, e))?;
         defaults::check_flash(flash, memory, object).map_err(|e| wrong("flash", flash, e))?;
         let geometry = Plan::geometry(memory, flash, item)?;
         let plan = Plan::new(memory, item, Some((&geometry, self.object)), need)?;
         let (segments, segment_bytes) = (geometry.segments(), geometry.segment_bytes());
-        Ok((plan, FlashGeometry { salt, segments, segment_bytes }))
+        Ok((plan, FlashGeometry { salt, segments, segment_bytes, drives: Drives::ONE }))
     }
 }
 

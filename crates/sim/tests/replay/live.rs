@@ -195,6 +195,7 @@ fn setup(policy: &str, seed: u64, flash: bool) -> RunSetup {
         salt: 77,
         segments: if flash { SEGMENTS } else { 0 },
         segment_bytes: if flash { SEGMENT } else { 4096 },
+        drives: Vec::new(),
         shard: ShardSetup {
             arena_bytes: 144 << 10,
             max_object: 16 << 10,

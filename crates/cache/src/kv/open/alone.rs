@@ -44,7 +44,7 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
         plan,
         uuid: Uuid(random()?),
         hash_key: HashKey(secret),
-        geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
+        geometry: FlashGeometry::NONE,
         cas_base: cas_base(began.wall, least_cas, random_run()?),
         log: None,
     };
@@ -77,7 +77,7 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
         notes,
         warnings,
     };
-    Ok(Ready { store, opened, maintenance })
+    Ok(Ready { store, opened, maintenance, further: Vec::new() })
 }
 
 /// The file for what is in DRAM and the data directory that says whose it is, for a run without flash.

@@ -28,6 +28,7 @@ pub(super) fn config(dir: PathBuf) -> CacheConfig {
         data_dir: dir,
         flash: Some("memory".into()),
         flash_size: None,
+        further: Vec::new(),
         flash_object_size: 1024,
         format_flash: false,
         admission: AdmissionConfig::from_name("all").unwrap(),
@@ -57,7 +58,13 @@ pub(super) fn open_in(
 ) -> Result<(Site, Opened), CacheError> {
     let clock = Arc::new(Clock::start());
     let path = config.flash.clone().unwrap();
-    let medium = Medium { path, device: device.clone(), drive: None, why_buffered: None };
+    let medium = Medium {
+        path,
+        size: config.flash_size,
+        device: device.clone(),
+        drive: None,
+        why_buffered: None,
+    };
     let (store, opened) = open_on(config, &clock, dir, medium, None)?;
     Ok((Site { store, clock, device }, opened))
 }
@@ -74,7 +81,9 @@ impl Site {
     pub(super) fn stop(self, forget: bool) {
         self.store.shutdown(self.clock.now());
         if forget && let Some(flash) = self.store.flash() {
-            Region::forget(&crate::kv::locked(&flash.superblock).current().uuid.to_string());
+            Region::forget(
+                &crate::kv::locked(&flash.drives[0].superblock).current().uuid.to_string(),
+            );
         }
     }
 

@@ -145,9 +145,9 @@ impl StateIo for Served<'_> {
 
 impl Reads for Served<'_> {
     fn fetch(&self, read: &FlashRead) -> Vec<u8> {
-        let flash = self.0.0.unwrap();
+        let (flash, _) = self.0.0.unwrap();
         let mut bytes = vec![0; read.at.len as usize];
-        let at = flash.geometry.offset(read.at.segment) + u64::from(read.at.offset);
+        let at = flash.address(read.at.segment, u64::from(read.at.offset));
         flash.device.read_at(at, &mut bytes).unwrap();
         bytes
     }
@@ -251,9 +251,10 @@ fn alone(
 fn open(config: &CacheConfig, path: &Path, clock: &Arc<Clock>) -> Ready {
     let options = DeviceOptions { size: Some(ByteSize(FLASH)), ..DeviceOptions::new(path) };
     let device: Arc<dyn Device> = Arc::new(FlashDevice::open(&options).unwrap());
-    let medium = Medium { path: path.to_owned(), device, drive: None, why_buffered: None };
+    let (path, size) = (path.to_owned(), config.flash_size);
+    let medium = Medium { path, size, device, drive: None, why_buffered: None };
     let dir = DataDir::open(&config.data_dir, 1).unwrap();
-    prepare(config, clock, dir, medium, None).unwrap()
+    prepare(config, clock, dir, vec![medium], None).unwrap()
 }
 
 /// A random request: key, operation, and its value.
@@ -303,7 +304,7 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
     let mut memory: Option<(InMemory, Words3)> = None;
     let (mut hits_flash, mut reclaimed) = (0, 0);
     for run in 0..5 {
-        let Ready { store, opened, mut maintenance } = open(&config, &path, &clock);
+        let Ready { store, opened, mut maintenance, .. } = open(&config, &path, &clock);
         let setup = store.setup().clone();
         let expected = match run {
             0 => matches!(opened.warmth, Some(Warmth::Cold(_))),
@@ -312,7 +313,7 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
             _ => matches!(opened.warmth, Some(Warmth::Checkpoint)),
         };
         assert!(expected, "run {run}: {:?}", opened.warmth);
-        let geometry = store.flash().unwrap().geometry;
+        let geometry = store.flash().unwrap().drives[0].geometry;
         let (mut flash, words) = match memory.take() {
             Some((flash, words)) => (flash, Some(words)),
             None => {
@@ -327,7 +328,7 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
             let mut a = Side {
                 node: &store.node,
                 maintenance: &mut maintenance,
-                io: Served(Disk(store.flash())),
+                io: Served(Disk::first(store.flash())),
                 due: &mut due_a,
             };
             let mut b =
@@ -356,11 +357,13 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
         reclaimed += all.log.unwrap().stats.segments_reclaimed;
         if run % 2 == 1 {
             other.drain(now, &node, &mut &mut flash);
-            store.close(Some(maintenance), now);
+            store.close(Some(maintenance), Vec::new(), now);
             bytes_are_equal(&store, &flash);
         }
         if run == 4 {
-            Region::forget(&locked(&store.flash().unwrap().superblock).current().uuid.to_string());
+            Region::forget(
+                &locked(&store.flash().unwrap().drives[0].superblock).current().uuid.to_string(),
+            );
         }
         let words = left(&node, &other);
         memory = Some((flash, words));
@@ -372,9 +375,10 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
 /// Every segment, live or not.
 fn bytes_are_equal(store: &Core, memory: &InMemory) {
     let flash = store.flash().unwrap();
-    for segment in 1..=flash.geometry.segments() {
-        let mut bytes = vec![0; flash.geometry.segment_bytes() as usize];
-        flash.device.read_at(flash.geometry.offset(segment), &mut bytes).unwrap();
+    let geometry = flash.drives[0].geometry;
+    for segment in 1..=geometry.segments() {
+        let mut bytes = vec![0; geometry.segment_bytes() as usize];
+        flash.device.read_at(geometry.offset(segment), &mut bytes).unwrap();
         assert!(bytes == memory.bytes[memory.at(segment)], "segment {segment} differs");
     }
 }

@@ -332,7 +332,7 @@ fn without_times_of_making_no_checkpoint_is_written_or_believed() {
     let (site, opened) = unborn();
     assert_eq!(opened.warmth, Some(Warmth::Memory));
     assert!(client.check_all(&site) > 100);
-    let uuid = locked(&site.store.flash().unwrap().superblock).current().uuid.to_string();
+    let uuid = locked(&site.store.flash().unwrap().drives[0].superblock).current().uuid.to_string();
     site.stop(false);
     Region::forget(&uuid);
     let (site, opened) = unborn();

@@ -395,7 +395,7 @@ fn what_is_not_here_is_refused_with_what_is() {
         (&["-S"][..], "--auth-file"),
         (&["-o", "proxy_config=routelib"], "in front"),
         (&["-o", "drop_privileges"], "-u"),
-        (&["-o", "ext_path=/a:64m,ext_path=/b:64m"], "RAID"),
+        (&["-o", "ext_path=/a:64m:compact"], "needs a size"),
         (&["-o", "ext_path=/data/file:0G"], "above zero"),
     ] {
         let (code, said) = site.refused(words);

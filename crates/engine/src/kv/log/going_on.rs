@@ -7,7 +7,6 @@
 
 use larder_base::Now;
 use larder_format::Kind;
-use larder_format::geometry::SMALL_SEGMENTS;
 
 use super::{FlashLog, Phase, SegmentIo, SegmentState, Shards};
 use crate::dram::ObjectMemory;
@@ -20,6 +19,8 @@ pub(super) struct GoingOn {
     pub(super) shard: usize,
     pub(super) staged: Staged,
     pub(super) rest: Rest,
+    /// The segment that it begins in.
+    pub(super) began: u16,
     /// The segment that it goes on in.
     pub(super) next: u16,
 }
@@ -33,7 +34,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             return Some(first);
         }
         let segment = self.at_cursor(self.needed())?;
-        if kind == Kind::Small && segment > SMALL_SEGMENTS {
+        if kind == Kind::Small && segment > self.last_small() {
             return self.oldest_small();
         }
         // A round has come to it.
@@ -50,7 +51,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     /// them. (An entry of the index has no more bits for the number.)
     fn oldest_small(&self) -> Option<u16> {
         let is_kept = |s: u16| self.kept.is_some_and(|(first, last)| (first..=last).contains(&s));
-        (1..=SMALL_SEGMENTS)
+        (1..=self.last_small().min(self.config.flash.segments))
             .filter(|&s| self.table.state(s) != SegmentState::Filling && !is_kept(s))
             .min_by_key(|&s| match self.table.state(s) {
                 SegmentState::Free => 0,
@@ -61,12 +62,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     /// Whether the segment, which is about to be opened, is not the cursor's.
     pub(super) fn is_beside(&self, kind: Kind, segment: u16) -> bool {
         kind == Kind::Small
-            && self.at_cursor(self.needed()).is_some_and(|at| at > SMALL_SEGMENTS && at != segment)
+            && self
+                .at_cursor(self.needed())
+                .is_some_and(|at| at > self.last_small() && at != segment)
     }
 
     /// Whether the cursor passes over a segment, for one round: a small one that was filled beside it is as young as those before it.
     fn passes_over(&self, s: u16) -> bool {
-        s <= SMALL_SEGMENTS
+        s <= self.last_small()
             && self.table.state(s) == SegmentState::Live(Kind::Small)
             && self.table.generation(s) > self.beside_from
     }
@@ -155,8 +158,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         }
         let Some(open) = self.open[1].as_mut().filter(|open| open.segment == next) else {
             // The device fails.
-            self.table.set_lost(record.staged.segment);
-            shards.with(shard, |s| s.abandon(Kind::Large, &[record.staged]));
+            self.table.set_lost(record.began);
+            let drive = self.config.part.drive;
+            shards.with(shard, |s| s.abandon((drive, Kind::Large), &[record.staged]));
             return;
         };
         let (staged, rest) = (record.staged, &mut record.rest);
@@ -164,7 +168,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             shards.with(shard, |s| s.with_staged(&staged, |value| open.builder.go_on(rest, value)));
         if !lives {
             // It has changed: nobody will look for it.
-            self.table.set_lost(staged.segment);
+            self.table.set_lost(record.began);
         } else if record.rest.bytes() == 0 {
             open.staged[shard].push(staged);
             open.full = open.builder.is_full_enough();

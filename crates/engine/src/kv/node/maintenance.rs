@@ -10,13 +10,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use larder_base::lock::{Lock, LockKind};
+use larder_base::lock::LockKind;
 use larder_base::{AppId, ByteSize, Nanos, Now};
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
 use larder_policy::learn::{Model, TrainingSet};
 
 use super::expiry::{Crawler, Expired};
-use super::node::{Follow, Followed, MemoryError, Node, OneByOne};
+use super::node::{Busy, Follow, Followed, InTurn, MemoryError, Node, OneByOne};
 use super::record::RecordedSchedule;
 use super::resizing::{Next, Resizing};
 use super::schedule::{Around, Stepped, Turn};
@@ -46,8 +46,10 @@ pub trait MaintenanceEffects {
     fn train(&mut self, samples: TrainingSet, seed: u64);
     /// These were evicted from DRAM, and `lost` more that are not known by name.
     fn evicted(&mut self, _now: Now, _evicted: Vec<Evicted>, _lost: u64) {}
-    /// Flash is out of use since writes fail, or in use again.
+    /// The first drive is out of use since writes fail, or in use again.
     fn degraded(&mut self, _degraded: bool) {}
+    /// The turn is another drive's, whose thread may rest: all are to look.
+    fn pass(&mut self) {}
     /// The flash index is too small for the objects that come to flash, or is not any more.
     fn index_full(&mut self, _full: Option<IndexFull>) {}
     /// Objects were met that flash cannot hold for their size: all so far. Told once a minute at most.
@@ -60,9 +62,13 @@ pub trait MaintenanceEffects {
     fn resized(&mut self, _memory: &mut [u8]) {}
 }
 
-/// What is published of the log.
+/// What is published of a log.
 #[derive(Clone, Debug, Default)]
 pub struct LogReport {
+    /// The place of its drive.
+    pub drive: usize,
+    /// Bytes of its drive.
+    pub capacity: u64,
     /// Its counters.
     pub stats: LogStats,
     /// Bytes of memory that it takes.
@@ -75,8 +81,8 @@ pub struct LogReport {
 /// Objects too large for flash are told of this often at most.
 const TOO_LARGE_EVERY: Nanos = Nanos::from_secs(60);
 
-/// The log, and what must be known of it on disk.
-struct Flash<B> {
+/// A log, and what must be known of it on disk.
+pub(super) struct Flash<B> {
     log: RecordedLog<B>,
     kept_budget: KeptBudget,
     segment_bytes: u64,
@@ -111,17 +117,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         seed: u64,
         names_kept: usize,
     ) -> Maintenance<B> {
-        let flash = log.map(|log| {
-            let capacity = ByteSize(log.flash().capacity());
-            let segment_bytes = u64::from(log.flash().segment_bytes);
-            Flash {
-                kept_budget: KeptBudget::new(log.budget(), capacity, segment_bytes),
-                log: RecordedLog::new(log),
-                segment_bytes,
-                looked: (0, false),
-                told: (0, Nanos::ZERO),
-            }
-        });
+        let flash = log.map(|log| Flash::new(node, log));
+        node.set_names_kept(names_kept + 1);
         let divided = node.memory_limit();
         let maintenance = Maintenance {
             schedule: RecordedSchedule::new(flash.is_some(), seed, names_kept + 1),
@@ -165,7 +162,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         self.schedule.is_fitting()
     }
 
-    fn publish<L: LockKind, M>(&self, node: &Node<L, M>) {
+    fn publish<L: LockKind, M: ObjectMemory>(&self, node: &Node<L, M>) {
         if let Some(flash) = &self.flash {
             flash.publish(node);
         }
@@ -218,11 +215,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         if !self.keep_names(node, io) {
             return;
         }
-        let Some(flash) = &mut self.flash else { return };
-        // The padding of two segments.
-        flash.keep_budget(now, 2 * flash.segment_bytes, io);
-        flash.log.unrecorded().drain(now, &mut OneByOne(node), io);
-        self.publish(node);
+        if let Some(flash) = &mut self.flash {
+            flash.drain(now, node, io);
+        }
     }
 
     /// The log. `None` without flash.
@@ -259,7 +254,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
     }
 
     /// So many bytes were written beside the segments; what the budget must remember is on disk.
-    pub fn charge<L: LockKind, M>(
+    pub fn charge<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
@@ -276,18 +271,92 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
     }
 }
 
+/// What a step of a log came to.
+pub(super) struct LogStepped {
+    /// There may be more to do.
+    pub(super) worked: bool,
+    /// The drive is out of use since writes fail.
+    pub(super) degraded: bool,
+    /// The turn is another drive's.
+    pub(super) passed: bool,
+}
+
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
-    fn publish<L: LockKind, M>(&self, node: &Node<L, M>) {
-        let memory_bytes = self.log.memory_bytes();
-        let mut report = node.report.lock();
-        report.stats = *self.log.stats();
-        report.memory_bytes = memory_bytes;
-        report.unkept_budgets = self.kept_budget.failed();
-        report.budget = Some(self.log.budget().clone());
+    pub(super) fn new<L: LockKind, M: ObjectMemory>(
+        node: &Node<L, M>,
+        log: FlashLog<B>,
+    ) -> Flash<B> {
+        let capacity = ByteSize(log.flash().capacity());
+        let segment_bytes = u64::from(log.flash().segment_bytes);
+        node.join(log.part().drive);
+        Flash {
+            kept_budget: KeptBudget::new(log.budget(), capacity, segment_bytes),
+            log: RecordedLog::new(log),
+            segment_bytes,
+            looked: (0, false),
+            told: (0, Nanos::ZERO),
+        }
+    }
+
+    pub(super) fn drive(&self) -> usize {
+        self.log.part().drive
+    }
+
+    pub(super) fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
+    }
+
+    pub(super) fn log(&self) -> &FlashLog<B> {
+        &self.log
+    }
+
+    pub(super) fn log_mut(&mut self) -> &mut FlashLog<B> {
+        self.log.unrecorded()
+    }
+
+    pub(super) fn publish<L: LockKind, M: ObjectMemory>(&self, node: &Node<L, M>) {
+        node.publish(LogReport {
+            drive: self.drive(),
+            capacity: self.log.flash().capacity(),
+            stats: *self.log.stats(),
+            memory_bytes: self.log.memory_bytes(),
+            unkept_budgets: self.kept_budget.failed(),
+            budget: Some(self.log.budget().clone()),
+        });
+    }
+
+    /// One step of the log.
+    pub(super) fn step<L: LockKind, M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        node: &Node<L, M>,
+        io: &mut impl SegmentIo,
+    ) -> LogStepped {
+        let drive = self.drive();
+        node.set_making_room(drive, true);
+        let mut shards = InTurn { node, passed: false };
+        let step = self.log.step(now, &mut shards, &mut Busy { node, drive, io });
+        node.set_making_room(drive, step == Step::Worked);
+        self.publish(node);
+        let degraded = self.log.stats().degraded;
+        LogStepped { worked: step == Step::Worked, degraded, passed: shards.passed }
+    }
+
+    /// Writes out what is staged.
+    pub(super) fn drain<L: LockKind, M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        node: &Node<L, M>,
+        io: &mut (impl SegmentIo + StateIo),
+    ) {
+        // The padding of two segments.
+        self.keep_budget(now, 2 * self.segment_bytes, io);
+        self.log.unrecorded().drain(now, &mut OneByOne(node), io);
+        self.publish(node);
     }
 
     /// The file of the write budget is ahead of what is written, before so many bytes more are.
-    fn keep_budget(&mut self, now: Now, bytes: u64, io: &mut impl StateIo) {
+    pub(super) fn keep_budget(&mut self, now: Now, bytes: u64, io: &mut impl StateIo) {
         if let Some(state) = self.kept_budget.due(now.mono, self.log.budget(), bytes) {
             let written = io.keep_budget(state);
             self.kept_budget.kept(now.mono, state, written);
@@ -305,7 +374,11 @@ fn keep_names<L: LockKind, M: ObjectMemory>(
     io: &mut impl StateIo,
 ) -> Option<usize> {
     let names = node.names();
-    io.keep_names(&names).then_some(names.len() + 1)
+    let kept = io.keep_names(&names).then_some(names.len() + 1);
+    if let Some(kept) = kept {
+        node.set_names_kept(kept);
+    }
+    kept
 }
 
 impl Following {
@@ -436,11 +509,10 @@ where
         let Some(flash) = &mut self.flash else {
             return Stepped { worked: false, degraded: false };
         };
-        let making_room = &self.node.making_room;
-        making_room.store(true, Relaxed);
-        let step = flash.log.step(now, &mut OneByOne(self.node), self.io);
-        making_room.store(step == Step::Worked, Relaxed);
-        flash.publish(self.node);
+        let stepped = flash.step(now, self.node, self.io);
+        if stepped.passed {
+            self.fx.pass();
+        }
         let written = flash.log.stats().segments_written;
         if written != flash.looked.0 {
             let full = self.node.index_full();
@@ -449,14 +521,16 @@ where
             }
             flash.looked = (written, full.is_some());
         }
-        Stepped { worked: step == Step::Worked, degraded: flash.log.stats().degraded }
+        Stepped { worked: stepped.worked, degraded: stepped.degraded }
     }
     fn degraded(&mut self, degraded: bool) {
         self.fx.degraded(degraded);
     }
     fn free_room(&mut self, now: Now, shard: usize) -> bool {
         // The log may not work: nobody is to wait for it.
-        self.node.making_room.store(false, Relaxed);
+        if let Some(flash) = &self.flash {
+            self.node.set_making_room(flash.drive(), false);
+        }
         self.node.lock(shard).make_free_room(now)
     }
     fn made_room(&mut self, now: Now) {

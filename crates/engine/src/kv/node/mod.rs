@@ -9,17 +9,20 @@
 //! - [`Node`]: the shards behind their locks, and the names of applications; what any thread calls.
 //! - [`Maintenance`]: what one thread does beside the requests. It owns the log. A record of what it decides replays alone:
 //!   [`ReplayedMaintenance`].
+//! - [`DriveUpkeep`]: the same for each further drive, which has a log of its own.
 //! - [`start`]: what of the last run can be believed, and in which order starts and stops make things durable.
 //! - [`Resizing`]: how shards are taken to another limit while they serve.
 //! - [`Training`]: when classifiers are trained, and on what.
 
 pub mod defaults;
+mod drive;
 mod expiry;
 mod maintenance;
 #[expect(clippy::module_inception, reason = "a node is made of the machines in this folder")]
 mod node;
 mod plan;
 mod record;
+mod region;
 mod resizing;
 mod schedule;
 mod setup;
@@ -27,15 +30,18 @@ pub mod start;
 mod study;
 mod totals;
 mod training;
+mod turns;
 
+pub use drive::{DriveEffects, DriveUpkeep};
 pub use expiry::Crawler;
 pub use maintenance::{LogReport, Maintenance, MaintenanceEffects, StateIo};
 pub use node::{AtRest, Follow, MemoryError, Node};
-pub use plan::{APP_WORDS, AdmissionNeed, Plan, PlanError, REGION_HEADER, table_words};
+pub use plan::{AdmissionNeed, Plan, PlanError};
 pub use record::{ReplayedApplications, ReplayedMaintenance};
+pub use region::{REGION_HEADER, RegionLayout};
 pub use resizing::{Next, Resizing};
 pub use schedule::Turn;
 pub use setup::{Cache, LogStart, Start, budget_rate, run_setup};
 pub use study::{Study, StudyError};
-pub use totals::{LogTotals, Totals, Tunings};
+pub use totals::{DriveTotals, LogTotals, Totals, Tunings};
 pub use training::{Trained, Training};

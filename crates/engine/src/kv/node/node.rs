@@ -19,13 +19,14 @@ use super::maintenance::LogReport;
 use super::plan::{Plan, PlanError};
 use super::record::RecordedApplications;
 use super::training::Trained;
+use super::turns::Turns;
 use crate::dram::{Arena, ObjectMemory};
 use crate::index::FlashIndex;
 use crate::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Reply, Request};
 use crate::kv::config::object_fits;
 use crate::kv::evicted::Evicted;
 use crate::kv::index_room::IndexFull;
-use crate::kv::log::{OwnerOf, Shards};
+use crate::kv::log::{IoFailed, OwnerOf, SegmentIo, Shards, Standing};
 use crate::kv::record::{
     Decision, Input, MachineTape, RecordedShard, RunSetup, SetupError, Tape, replay,
 };
@@ -37,6 +38,7 @@ use crate::kv::wait::{self, Room};
 const SHARD: Rank = Rank::new(1, "a shard");
 const APPLICATIONS: Rank = Rank::new(2, "the names of applications");
 const REPORT: Rank = Rank::new(3, "what maintenance has published");
+const TURNS: Rank = Rank::new(4, "whose turn it is among drives");
 
 /// A lock on cache lines of its own.
 #[repr(align(128))]
@@ -66,10 +68,14 @@ pub struct Node<L: LockKind, M = Arena> {
     refusing: AtomicBool,
     pub(super) crawler: CrawlerState,
     flushed_at: AtomicU32,
-    /// The log is at work, or has been called and not come yet.
-    pub(super) making_room: AtomicBool,
-    /// What maintenance says of the log.
-    pub(super) report: L::Lock<LogReport>,
+    /// How many names were known on disk last, the default included.
+    names_kept: AtomicUsize,
+    /// The logs that are at work, a bit for each drive.
+    making_room: AtomicU32,
+    /// What is said of each log, in no order.
+    pub(super) report: L::Lock<Vec<LogReport>>,
+    /// With several drives, whose turn it is, and bytes of a segment.
+    turns: Option<(L::Lock<Turns>, u64)>,
 }
 
 /// Why the limit on the memory stays as it is.
@@ -141,8 +147,13 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             refusing: false.into(),
             crawler: CrawlerState::new(),
             flushed_at: 0.into(),
-            making_room: false.into(),
-            report: L::Lock::new(REPORT, LogReport::default()),
+            names_kept: 0.into(),
+            making_room: 0.into(),
+            report: L::Lock::new(REPORT, Vec::new()),
+            turns: (!setup.flash().drives.is_one()).then(|| {
+                let lock = L::Lock::new(TURNS, Turns::default());
+                (lock, u64::from(setup.segment_bytes))
+            }),
         })
     }
 
@@ -224,7 +235,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         if !shard.lacks_room(key.len(), value_len) {
             return Room::Now;
         }
-        let called = shard.has_called() || self.making_room.load(Ordering::Relaxed);
+        let called = shard.has_called() || self.making_room.load(Ordering::Relaxed) != 0;
         let room = match began {
             None if shard.await_room(now, key.len(), value_len) => Room::Called,
             _ if called => Room::Later,
@@ -332,6 +343,51 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
     /// What an application is called.
     pub fn name(&self, app: AppId) -> String {
         self.applications.read().name(app)
+    }
+
+    /// So many names are known on disk, the default included.
+    pub(super) fn set_names_kept(&self, names: usize) {
+        self.names_kept.store(names, Ordering::Release);
+    }
+
+    /// Whether all names are known on disk.
+    pub(super) fn names_are_kept(&self) -> bool {
+        self.names_kept.load(Ordering::Acquire) >= self.names_known.load(Ordering::Acquire)
+    }
+
+    // ---- drives ----
+
+    /// The log of this drive is at work, or is not any more.
+    pub(super) fn set_making_room(&self, drive: usize, is: bool) {
+        let bit = 1 << drive;
+        if is {
+            self.making_room.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            self.making_room.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// What is said of a log from now on.
+    pub(super) fn publish(&self, report: LogReport) {
+        let mut all = self.report.lock();
+        match all.iter_mut().find(|other| other.drive == report.drive) {
+            Some(mine) => *mine = report,
+            None => all.push(report),
+        }
+    }
+
+    /// A drive's log begins.
+    pub(super) fn join(&self, drive: usize) {
+        if let Some((turns, _)) = &self.turns {
+            turns.lock().join(drive);
+        }
+    }
+
+    /// The log of this drive begins to write or read, or has ended: seen to where that is done. (A test has it last.)
+    pub fn set_busy(&self, drive: usize, busy: bool) {
+        if let Some((turns, _)) = &self.turns {
+            turns.lock().set_busy(drive, busy);
+        }
     }
 
     // ---- the limit on the memory ----
@@ -544,6 +600,63 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
     /// What does not hold.
     pub fn validate(&self) -> Result<(), String> {
         (0..self.shards()).try_for_each(|shard| self.lock(shard).validate())
+    }
+}
+
+/// A drive's reads and writes: while they last, the turn may be another's.
+pub(super) struct Busy<'a, L: LockKind, M, I> {
+    pub(super) node: &'a Node<L, M>,
+    pub(super) drive: usize,
+    pub(super) io: &'a mut I,
+}
+
+impl<L: LockKind, M: ObjectMemory, I: SegmentIo> SegmentIo for Busy<'_, L, M, I> {
+    type Buffer = I::Buffer;
+
+    fn begins_at(&mut self, first: u32) {
+        self.io.begins_at(first);
+    }
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.node.set_busy(self.drive, true);
+        let written = self.io.write(segment, bytes);
+        self.node.set_busy(self.drive, false);
+        written
+    }
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        self.node.set_busy(self.drive, true);
+        let read = self.io.read(segment, bytes);
+        self.node.set_busy(self.drive, false);
+        read
+    }
+}
+
+/// The shards to a log, and whether it had to pass.
+pub(super) struct InTurn<'a, L: LockKind, M> {
+    pub(super) node: &'a Node<L, M>,
+    pub(super) passed: bool,
+}
+
+impl<L: LockKind, M: ObjectMemory> Shards<M> for InTurn<'_, L, M> {
+    fn count(&self) -> usize {
+        self.node.shards()
+    }
+    fn shard_of(&self, hash: ObjectHash) -> usize {
+        self.node.shard_of(hash)
+    }
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard<M>) -> R) -> R {
+        self.node.lock(shard).log_call(f)
+    }
+    fn take_turns(&self) -> bool {
+        self.node.turns.is_some()
+    }
+    fn is_turn(&mut self, standing: &Standing) -> bool {
+        match &self.node.turns {
+            Some((turns, segment)) => turns.lock().is_turn(standing, *segment),
+            None => true,
+        }
+    }
+    fn pass(&mut self) {
+        self.passed = true;
     }
 }
 

@@ -1,15 +1,16 @@
 //! How `-m` is divided: everything that grows with the configuration is counted before anything is allocated.
 
-use larder_base::{AppId, ByteSize};
+use larder_base::ByteSize;
 use larder_format::geometry::{MIN_SEGMENTS, SEGMENTS_AT, SMALL_SEGMENTS};
 use larder_format::page::SMALL_MAX;
-use larder_format::{Geometry, GeometryError, PAGE_SIZE};
+use larder_format::{Geometry, GeometryError};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
 
 use super::defaults::INDEX_BYTES_PER_OBJECT;
+use super::region::RegionLayout;
 use crate::dram::Table;
 use crate::index::FlashIndex;
-use crate::kv::{FlashGeometry, SegmentTable};
+use crate::kv::{Drives, FlashGeometry};
 
 /// Most shards where memory alone does not ask for more: enough that two threads seldom meet, few enough that each has memory worth the name.
 const MAX_SHARDS: usize = 16;
@@ -222,8 +223,8 @@ fn memory_of(bytes: u64, shards: u64) -> u64 {
 
 /// A flash that is divided, with the number of objects that it is expected to hold. All zero without one.
 struct Flashed {
+    flash: FlashGeometry,
     capacity: u64,
-    segments: u16,
     segment: u64,
     expected: u64,
     /// Slots of its index that those take, and that it should have.
@@ -241,6 +242,21 @@ fn slots_of(objects: u64, object: u64) -> u64 {
 }
 
 impl Flashed {
+    fn of(flash: Option<(FlashGeometry, u64)>, need: AdmissionNeed<'_>) -> Flashed {
+        let (flash, object) = flash.unwrap_or((FlashGeometry::NONE, 1));
+        let capacity = flash.capacity();
+        let expected = capacity / object.max(64);
+        let slots = slots_of(expected, object);
+        let segment = u64::from(flash.segment_bytes);
+        Flashed { flash, capacity, segment, expected, slots, indexed: need.indexed(slots) }
+    }
+
+    /// Bytes of the open segments while they are filled and written: those of one drive, and where there are several of the next, too.
+    fn staged(&self) -> u64 {
+        let open = 2 * self.flash.drive_count().min(2) as u64;
+        if self.capacity > 0 { open * self.segment } else { 0 }
+    }
+
     /// Buckets of each of `n` shards' indexes at first. Room beyond that for objects of the mean size takes no more than a quarter of the memory.
     /// Where it costs next to nothing there is room for many more: what is read is smaller than the mean of all objects where sizes differ much.
     /// What is said of their size is a guess, and the index grows where they are smaller: it never has more than half of the memory for it.
@@ -278,8 +294,8 @@ impl Beside {
         Beside {
             buckets,
             index: FlashIndex::words_for(buckets) as u64 * 8 * n,
-            buffers: if flash { 3 * of.segment } else { 0 },
-            tables: (u64::from(of.segments) + 1) * 12 * n + table_words(of.segments) as u64 * 8,
+            buffers: if flash { 3 * of.segment * of.flash.drive_count() as u64 } else { 0 },
+            tables: (u64::from(of.flash.segments) + 1) * 12 * n + of.flash.table_words() as u64 * 8,
             // The times of last accesses have 0.5 %.
             access: if flash { memory / 200 } else { 64 * n },
             statistics: n * (257 * 104),
@@ -334,20 +350,6 @@ const MOST_SEGMENT: u64 = 16;
 /// The smallest segment of a sample, bytes.
 const LEAST_SAMPLED_SEGMENT: u64 = 16 << 10;
 
-/// Words of a page of memory.
-const PAGE_WORDS: usize = PAGE_SIZE / 8;
-
-/// Words of the region's header.
-pub const REGION_HEADER: usize = 64;
-
-/// Words for each shard's bytes on flash by application, rounded up to whole cache lines.
-pub const APP_WORDS: usize = AppId::COUNT.next_multiple_of(8);
-
-/// Words of the segment table in the region, rounded up to whole cache lines.
-pub fn table_words(segments: u16) -> usize {
-    SegmentTable::words_for(segments).next_multiple_of(8)
-}
-
 impl Plan {
     /// The smallest flash that can be divided, bytes.
     pub const LEAST_FLASH: u64 = SEGMENTS_AT + MIN_SEGMENTS as u64 * LEAST_SEGMENT;
@@ -362,6 +364,20 @@ impl Plan {
         flash: Option<(&Geometry, u32)>,
         admission: AdmissionNeed<'_>,
     ) -> Result<Plan, PlanError> {
+        let flash = flash.map(|(geometry, object)| (geometry.into(), object));
+        Self::over(memory, max_item, flash, admission)
+    }
+
+    /// The same before a flash of any number of drives.
+    ///
+    /// # Errors
+    /// See [`PlanError`].
+    pub fn over(
+        memory: u64,
+        max_item: u64,
+        flash: Option<(FlashGeometry, u32)>,
+        admission: AdmissionNeed<'_>,
+    ) -> Result<Plan, PlanError> {
         Self::divide_or_say(memory, max_item, flash, admission, None)
     }
 
@@ -373,7 +389,7 @@ impl Plan {
     pub fn keeping(
         memory: u64,
         max_item: u64,
-        flash: (&Geometry, u32),
+        flash: (FlashGeometry, u32),
         admission: AdmissionNeed<'_>,
         (shards, buckets): (usize, u32),
     ) -> Result<Plan, PlanError> {
@@ -385,7 +401,7 @@ impl Plan {
     fn divide_or_say(
         memory: u64,
         max_item: u64,
-        flash: Option<(&Geometry, u32)>,
+        flash: Option<(FlashGeometry, u32)>,
         admission: AdmissionNeed<'_>,
         kept: Option<(usize, u32)>,
     ) -> Result<Plan, PlanError> {
@@ -396,11 +412,11 @@ impl Plan {
         // A flash that is not formatted yet may be divided otherwise for more memory.
         let does = |mib: u64| {
             let memory = mib << 20;
-            let other = flash.filter(|_| kept.is_none()).and_then(|(geometry, object)| {
-                let flash = geometry.capacity() + SEGMENTS_AT;
-                Some((Self::geometry(memory, flash, max_item).ok()?, object))
+            let one = flash.filter(|(flash, _)| kept.is_none() && flash.drives.is_one());
+            let other = one.and_then(|(of, object)| {
+                let flash = of.capacity() + SEGMENTS_AT;
+                Some(((&Self::geometry(memory, flash, max_item).ok()?).into(), object))
             });
-            let other = other.as_ref().map(|(geometry, object)| (geometry, *object));
             [flash, other.or(flash)]
                 .into_iter()
                 .all(|flash| Self::divide(memory, max_item, flash, admission, kept).is_ok())
@@ -433,19 +449,6 @@ impl Plan {
         shards.is_power_of_two() && shards <= Plan::MOST_SHARDS as u64 && buckets > 0
     }
 
-    /// Words of the region of a flash of so many segments, with so many shards and buckets for each.
-    pub fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
-        Self::index_at(segments, shards, buckets, shards)
-    }
-
-    /// Where in the region the index of shard `i` begins: behind all that keeps its size, so that there is room behind each index for what
-    /// it may grow to. Memory is taken for what it has.
-    pub fn index_at(segments: u16, shards: usize, buckets: u32, i: usize) -> usize {
-        let first = REGION_HEADER + table_words(segments) + shards * APP_WORDS;
-        let each = FlashIndex::words_for(FlashIndex::most_buckets(buckets));
-        first.next_multiple_of(PAGE_WORDS) + i * each.next_multiple_of(PAGE_WORDS)
-    }
-
     /// Buckets to which an index that begins with `buckets` may grow beside an arena of `arena` bytes: half of that, while what it must hold
     /// finds room.
     fn index_most(arena: u64, buckets: u32, needed: u64) -> u32 {
@@ -458,14 +461,14 @@ impl Plan {
     fn divide(
         memory: u64,
         max_item: u64,
-        flash: Option<(&Geometry, u32)>,
+        flash: Option<(FlashGeometry, u32)>,
         admission: AdmissionNeed<'_>,
         kept: Option<(usize, u32)>,
     ) -> Result<Plan, PlanError> {
-        let (capacity, segments, segment, object) = flash.map_or((0, 0, 0, 1), |(g, o)| {
-            (g.capacity(), g.segments(), u64::from(g.segment_bytes()), u64::from(o))
-        });
-        let expected = capacity / object.max(64);
+        let flash = flash.map(|(flash, object)| (flash, u64::from(object)));
+        let object = flash.map_or(1, |(_, object)| object);
+        let of = Flashed::of(flash, admission);
+        let capacity = of.capacity;
         let mut shards = MAX_SHARDS;
         while memory / shards as u64 > MAX_ARENA && shards < Plan::MOST_SHARDS {
             shards *= 2;
@@ -479,9 +482,6 @@ impl Plan {
                 most: ByteSize(kept.map_or(Plan::MOST_SHARDS, |(n, _)| n) as u64 * MAX_ARENA),
             });
         }
-        let slots = slots_of(expected, object);
-        let indexed = admission.indexed(slots);
-        let of = Flashed { capacity, segments, segment, expected, slots, indexed };
         loop {
             let n = shards as u64;
             let buckets = of.buckets(memory, n, kept.map(|(_, buckets)| buckets));
@@ -497,7 +497,7 @@ impl Plan {
             }
             let mut needed = least_arena(max_item);
             if kept.is_some() {
-                needed = needed.max(MIN_ARENA).max(2 * (2 * segment / n));
+                needed = needed.max(MIN_ARENA).max(2 * (of.staged() / n));
             }
             let least_objects = least_objects(memory);
             // What cannot be served otherwise is served with less admission.
@@ -539,16 +539,7 @@ impl Plan {
         need: AdmissionNeed<'_>,
     ) -> Plan {
         let n = shards as u64;
-        let expected = flash.capacity() / object.max(64);
-        let slots = slots_of(expected, object);
-        let of = Flashed {
-            capacity: flash.capacity(),
-            segments: flash.segments,
-            segment: u64::from(flash.segment_bytes),
-            expected,
-            slots,
-            indexed: need.indexed(slots),
-        };
+        let of = Flashed::of(Some((flash, object)), need);
         let divided = |memory: u64| {
             let beside = Beside::of(memory, n, &of, of.buckets(memory, n, None));
             let objects = memory_of(least_objects(memory), n);
@@ -589,7 +580,7 @@ impl Plan {
         admission: u64,
     ) -> Plan {
         let n = shards as u64;
-        let staged = if of.capacity > 0 { 2 * of.segment / n } else { 0 };
+        let staged = of.staged() / n;
         let (free_low, free_high) = marks(arena, staged);
         let index_most = match of.capacity {
             0 => beside.buckets,
@@ -600,7 +591,7 @@ impl Plan {
             arena_bytes: arena as usize,
             buckets: beside.buckets,
             index_most,
-            region_words: Self::region_words(of.segments, shards, beside.buckets),
+            region_words: RegionLayout { flash: of.flash, shards, buckets: beside.buckets }.words(),
             admission_bytes: (admission / n) as usize,
             access_times: (beside.access / n / 8) as usize,
             objects: of.expected / n,
@@ -659,6 +650,8 @@ impl Plan {
         let (free_low, free_high) = marks(arena, staged);
         let indexed = part(FlashIndex::objects_for(self.buckets) * n);
         let buckets = if segments > 0 { FlashIndex::buckets_for(indexed.max(64)) } else { 1 };
+        let (segment_bytes, drives) = (segment as u32, Drives::ONE);
+        let sampled = FlashGeometry { segments, segment_bytes, drives, ..flash };
         let plan = Plan {
             shards: 1,
             arena_bytes: arena as usize,
@@ -668,7 +661,7 @@ impl Plan {
                 buckets,
                 least_at_run_time(self.max_item, staged, 1),
             ),
-            region_words: Self::region_words(segments, 1, buckets),
+            region_words: RegionLayout { flash: sampled, shards: 1, buckets }.words(),
             admission_bytes: part(self.admission_bytes as u64 * n).max(MIN_ADMISSION) as usize,
             access_times: part(self.access_times as u64 * n).max(64) as usize,
             objects,
@@ -679,7 +672,7 @@ impl Plan {
             staged,
             max_item: self.max_item,
         };
-        (plan, FlashGeometry { segments, segment_bytes: segment as u32, ..flash })
+        (plan, sampled)
     }
 
     /// How to divide a flash of `flash` bytes for this memory: larger segments take larger objects to flash, but three of
@@ -754,8 +747,8 @@ mod tests {
             let g = geometry(memory, flash);
             let p = plan(memory, 1 << 20, Some((&g, 280))).unwrap();
             let sum = p.shards as u64 * p.arena_bytes as u64
-                + (REGION_HEADER + table_words(g.segments())) as u64 * 8
-                + (p.shards * (FlashIndex::words_for(p.buckets) + APP_WORDS)) as u64 * 8
+                + FlashGeometry::from(&g).table_words() as u64 * 8
+                + (p.shards * (FlashIndex::words_for(p.buckets) + 257)) as u64 * 8
                 + 3 * u64::from(g.segment_bytes())
                 + p.shards as u64 * (p.admission_bytes + p.access_times * 8) as u64;
             assert!(sum <= memory && sum > memory * 9 / 10, "{memory}: {sum} {p:?}");
@@ -907,7 +900,7 @@ mod tests {
         let was = plan(24 << 20, 1 << 20, Some((&g, 280))).unwrap();
         let division = (was.shards, was.buckets);
         let keep = |memory, item, object| {
-            Plan::keeping(memory, item, (&g, object), default_need(), division)
+            Plan::keeping(memory, item, ((&g).into(), object), default_need(), division)
         };
         assert_eq!(keep(24 << 20, 1 << 20, 280).unwrap(), was);
         for (memory, item, object) in [

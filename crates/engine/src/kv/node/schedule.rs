@@ -9,11 +9,11 @@ use super::training::{Trained, Training};
 use crate::kv::planted::Planted;
 
 /// It looks at everything this often at least.
-const EVERY: Nanos = Nanos::from_secs(1);
+pub(super) const EVERY: Nanos = Nanos::from_secs(1);
 /// Turns that find room wanting, after which training is seen to all the same.
 const BUSY: u32 = 1024;
 /// What one step of the log may take from the write budget: three segments, and what one has for padding.
-const SEGMENTS_OF_A_STEP: u64 = 4;
+pub(super) const SEGMENTS_OF_A_STEP: u64 = 4;
 
 /// When the next turn is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

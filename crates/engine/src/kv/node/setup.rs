@@ -5,8 +5,10 @@ use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::{BudgetError, BudgetState, WriteBudget, WriteBudgetConfig};
 
 use super::plan::Plan;
-use crate::kv::config::{ClockMode, FlashGeometry};
-use crate::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
+use crate::kv::config::{ClockMode, FlashGeometry, MOST_DRIVES};
+use crate::kv::record::{
+    AppsSetup, DriveSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup,
+};
 
 /// How long a flash that fails every write is left alone.
 const RETRY_AFTER: Nanos = Nanos::from_secs(5);
@@ -104,8 +106,13 @@ pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, 
     }
     let budget_rate = match start.log {
         Some(log) => {
-            let capacity = ByteSize(start.flash.capacity());
-            budget_rate(&cache.budget, capacity, log.budget_state, log.budget_at)?
+            // Each drive has a budget of its own.
+            let parts = (0..MOST_DRIVES).filter_map(|drive| start.flash.part(drive));
+            let rates = parts.map(|(own, _)| {
+                let capacity = ByteSize(own.capacity());
+                budget_rate(&cache.budget, capacity, log.budget_state, log.budget_at)
+            });
+            rates.sum::<Result<Option<f64>, _>>()?
         }
         None => None,
     };
@@ -118,6 +125,10 @@ pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, 
         salt: start.flash.salt,
         segments: start.flash.segments,
         segment_bytes: start.flash.segment_bytes,
+        drives: match start.flash.drives.is_one() {
+            true => Vec::new(),
+            false => start.flash.drives.all().iter().map(DriveSetup::from).collect(),
+        },
         shard: ShardSetup {
             arena_bytes: plan.arena_bytes as u64,
             max_object: cache.max_item,

@@ -20,19 +20,23 @@
 
 mod begun;
 mod dram;
+pub mod drives;
 mod runs;
 mod superblocks;
 
 use larder_base::lock::LockKind;
 use larder_base::{Now, UnixSecs, Words};
-use larder_format::{Geometry, Superblock};
+use larder_format::Superblock;
 
+use super::drive::DriveUpkeep;
 use super::maintenance::{Maintenance, StateIo};
 use super::node::{AtRest, Node};
-use super::plan::{AdmissionNeed, Plan, PlanError, REGION_HEADER};
+use super::plan::{AdmissionNeed, Plan, PlanError};
+use super::region::{REGION_HEADER, RegionLayout};
 use crate::dram::ObjectMemory;
 use crate::index::FlashIndex;
-use crate::kv::log::{SegmentIo, SegmentTable};
+use crate::kv::config::FlashGeometry;
+use crate::kv::log::SegmentIo;
 use crate::kv::planted::Planted;
 pub use begun::{Begun, Drawn, StartIo};
 pub use dram::{
@@ -83,9 +87,9 @@ pub enum NotOurs {
 pub struct Shape {
     /// UUID of the flash.
     pub uuid: [u8; 16],
-    /// Segments of the flash.
-    pub segments: u16,
-    /// Bytes of one.
+    /// Words that the segment tables have addresses for.
+    pub table_words: usize,
+    /// Bytes of one segment.
     pub segment_bytes: u32,
     /// Shards.
     pub shards: usize,
@@ -95,13 +99,13 @@ pub struct Shape {
 
 impl Shape {
     /// Of this flash, divided so.
-    pub fn new(superblock: &Superblock, plan: &Plan) -> Shape {
+    pub fn new(superblock: &Superblock, layout: &RegionLayout) -> Shape {
         Shape {
             uuid: superblock.uuid.0,
-            segments: superblock.geometry.segments(),
-            segment_bytes: superblock.geometry.segment_bytes(),
-            shards: plan.shards,
-            buckets: plan.buckets,
+            table_words: layout.table_words(),
+            segment_bytes: layout.flash.segment_bytes,
+            shards: layout.shards,
+            buckets: layout.buckets,
         }
     }
 
@@ -114,7 +118,7 @@ impl Shape {
             (3, (uuid >> 64) as u64),
             (6, self.shards as u64),
             (7, FlashIndex::words_for(FlashIndex::most_buckets(self.buckets)) as u64),
-            (8, SegmentTable::words_for(self.segments) as u64),
+            (8, self.table_words as u64),
             (9, u64::from(self.segment_bytes)),
         ]
     }
@@ -163,6 +167,8 @@ pub struct Left<'a> {
     superblock: &'a Superblock,
     formatted: bool,
     last: Result<&'a LastRun, String>,
+    /// Epoch and CAS base above which this start begins.
+    above: (u64, u64),
     #[cfg(feature = "planted")]
     fault: Option<Planted>,
 }
@@ -179,9 +185,18 @@ impl<'a> Left<'a> {
             superblock,
             formatted,
             last,
+            above: (0, 0),
             #[cfg(feature = "planted")]
             fault: None,
         }
+    }
+
+    /// The cache has this drive, too: what it may hold has no epoch and no CAS that this start gives out.
+    #[must_use]
+    pub fn beside(mut self, other: &Superblock) -> Left<'a> {
+        let (epoch, cas) = self.above;
+        self.above = (epoch.max(other.epoch), cas.max(other.cas_base));
+        self
     }
 
     /// Plants a fault.
@@ -280,20 +295,25 @@ pub fn cas_base(began: UnixSecs, least: u64, random: u64) -> u64 {
     base.saturating_add(random >> 18)
 }
 
-/// What a stop makes durable.
+/// What a stop makes durable. Drives are given by their place; one that is alone has place 0.
 pub trait StopIo: StateIo {
-    /// All segments that were written are durable.
+    /// All segments that were written to this drive are durable.
     ///
     /// # Errors
-    /// Then there is no checkpoint.
-    fn sync(&mut self) -> Result<(), String>;
-    /// A checkpoint of these words, durable when it returns. Also says how many bytes were written, whatever came of it.
-    fn write_checkpoint(&mut self, table: &Words, rest: &AtRest<'_>) -> (Result<(), String>, u64);
-    /// The flash has this superblock, durable when it returns.
+    /// Then the checkpoint says nothing of it.
+    fn sync(&mut self, drive: usize) -> Result<(), String>;
+    /// A checkpoint of these words, durable when it returns: the segment table of each drive, and the rest. Also says how many bytes were written,
+    /// whatever came of it.
+    fn write_checkpoint(
+        &mut self,
+        tables: &[(usize, &Words)],
+        rest: &AtRest<'_>,
+    ) -> (Result<(), String>, u64);
+    /// The drive says that this run was stopped in good order, durable when it returns.
     ///
     /// # Errors
-    /// Then the checkpoint is worth nothing.
-    fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String>;
+    /// Then what the checkpoint says of it is worth nothing.
+    fn write_superblock(&mut self, drive: usize) -> Result<(), String>;
     /// The memory goes back to the machine: the checkpoint holds all of it.
     fn release(&mut self);
     /// What is in DRAM is kept, if there is a memory file. `closed` is what the flash has come to.
@@ -312,47 +332,69 @@ pub struct Closed {
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
-    /// After the last request: what is staged is written ([`Maintenance::drain`]), then the checkpoint, then the superblock of a clean
-    /// stop; the memory goes back, and what is in DRAM is kept. That comes last: it must not take the room that the checkpoint needs.
-    /// `current` is the superblock of this run.
+    /// After the last request: what is staged is written ([`Maintenance::drain`]; `further` drives have been drained), then the checkpoint, then
+    /// the superblocks of a clean stop; the memory goes back, and what is in DRAM is kept. That comes last: it must not take the room that
+    /// the checkpoint needs.
     pub fn stop<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
-        current: &Superblock,
+        further: &[DriveUpkeep<B>],
         io: &mut (impl SegmentIo + StopIo),
     ) {
         self.drain(now, node, io);
-        let closed = self.close(now, node, current, io);
+        let closed = self.close(now, node, further, io);
         io.keep_dram(closed.as_ref());
     }
 
-    /// The checkpoint, then the superblock of a clean stop. `None` without flash.
+    /// The checkpoint, then the superblocks of a clean stop. `None` without flash. A drive that cannot be synced has no part in it, and is
+    /// cold at the next start.
     fn close<L: LockKind, M: ObjectMemory>(
         &mut self,
         now: Now,
         node: &Node<L, M>,
-        current: &Superblock,
+        further: &[DriveUpkeep<B>],
         io: &mut impl StopIo,
     ) -> Option<Closed> {
-        let words = self.log()?.table().words().len();
+        let place = self.log()?.part().drive;
+        let places = || std::iter::once(place).chain(further.iter().map(DriveUpkeep::drive));
+        let words: usize = self.log()?.table().words().len()
+            + further.iter().map(|drive| drive.log().table().words().len()).sum::<usize>();
         let mut bytes = 0;
+        let mut whole = Vec::new();
         let mut closed = node.at_rest(|rest| {
             let indexes: usize = rest.indexes.iter().map(|index| index.used_words()).sum();
             let apps: usize = rest.apps.iter().map(Vec::len).sum();
             // What the checkpoint can come to at most, should this be killed while it is written.
             let about = REGION_HEADER * (2 + rest.indexes.len());
             self.keep_ahead(now, node, 9 * (words + indexes + apps + about) as u64, io);
-            let written = io.sync().and_then(|()| {
-                let Some(log) = self.log() else { return Ok(()) };
-                let (written, of) = io.write_checkpoint(log.table().words(), rest);
-                bytes = of;
-                written
-            });
+            let mut failed = Ok(());
+            for drive in places() {
+                match io.sync(drive) {
+                    Ok(()) => whole.push(drive),
+                    Err(why) => failed = Err(why),
+                }
+            }
+            let logs = self.log().into_iter().chain(further.iter().map(DriveUpkeep::log));
+            let tables = logs.map(|log| (log.part().drive, log.table().words()));
+            let tables: Vec<_> = tables.filter(|(drive, _)| whole.contains(drive)).collect();
+            let written = match tables.is_empty() {
+                true => failed,
+                false => {
+                    let (written, of) = io.write_checkpoint(&tables, rest);
+                    bytes = of;
+                    written
+                }
+            };
             Closed { checkpoint: written, on_flash: rest.on_flash, in_dram: rest.in_dram }
         });
         if closed.checkpoint.is_ok() {
-            closed.checkpoint = io.write_superblock(&current.stop(current.cas_base));
+            let mut said = Err("no drive is whole".to_owned());
+            for drive in whole {
+                let written = io.write_superblock(drive);
+                said = if said.is_ok() { said } else { written };
+            }
+            closed.checkpoint = said;
         }
         self.charge(now, node, bytes, io);
         if closed.checkpoint.is_ok() {
@@ -393,16 +435,17 @@ pub enum DivisionError {
 pub fn divide(
     memory: u64,
     max_item: u64,
-    flash: (&Geometry, u32),
+    flash: (FlashGeometry, u32),
     need: AdmissionNeed<'_>,
     former: Option<(usize, u32)>,
     is_left: impl FnOnce(&Plan) -> bool,
 ) -> Result<Division, DivisionError> {
-    let wanted = Plan::new(memory, max_item, Some(flash), need).map_err(DivisionError::Settings)?;
+    let wanted =
+        Plan::over(memory, max_item, Some(flash), need).map_err(DivisionError::Settings)?;
     let Some((shards, buckets)) = former.filter(|f| *f != (wanted.shards, wanted.buckets)) else {
         return Ok(Division::New(wanted));
     };
-    let region_words = Plan::region_words(flash.0.segments(), shards, buckets);
+    let region_words = RegionLayout { flash: flash.0, shards, buckets }.words();
     if !is_left(&Plan { shards, buckets, region_words, ..wanted }) {
         return Ok(Division::New(wanted));
     }

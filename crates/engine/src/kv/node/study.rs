@@ -7,7 +7,7 @@
 use larder_format::geometry::{MAX_SEGMENT_BYTES, SMALL_SEGMENTS};
 
 use super::plan::{AdmissionNeed, Plan};
-use crate::kv::config::FlashGeometry;
+use crate::kv::config::{Drives, FlashGeometry};
 
 /// What a shard's arena can address.
 const MAX_ARENA: u64 = 16 << 30;
@@ -96,8 +96,8 @@ impl Study {
             );
             return refused("dram", self.dram, must);
         }
-        let flash =
-            FlashGeometry { salt, segments: segments as u16, segment_bytes: segment as u32 };
+        let (segments, segment_bytes) = (segments as u16, segment as u32);
+        let flash = FlashGeometry { salt, segments, segment_bytes, drives: Drives::ONE };
         let of = (flash, self.object);
         Ok((Plan::around(arena, shards as usize, self.max_item, of, need), flash))
     }

@@ -55,8 +55,21 @@ pub struct Totals {
     pub apps: Vec<AppStats>,
     /// What admission says of each application.
     pub reports: BTreeMap<AppId, AppReport>,
-    /// The log; `None` without flash.
+    /// The logs of all drives together; `None` without flash.
     pub log: Option<LogTotals>,
+    /// Drive by drive, where there are several.
+    pub drives: Vec<DriveTotals>,
+}
+
+/// What one of several drives has taken, and may take.
+#[derive(Clone, Copy, Debug)]
+pub struct DriveTotals {
+    /// Its place.
+    pub drive: usize,
+    /// Bytes that can hold records.
+    pub capacity: u64,
+    /// Its log.
+    pub log: LogTotals,
 }
 
 /// The settings that the shards' admission has found by itself. Means are those of the shards.
@@ -97,6 +110,23 @@ pub struct LogTotals {
     pub budget_available: Option<u64>,
     /// Years that the drive lasts if writing goes on as it did so far, where its endurance is known.
     pub expected_life_years: Option<f64>,
+}
+
+impl LogTotals {
+    /// This drive's and those of others, together.
+    fn and(self, other: LogTotals) -> LogTotals {
+        let both = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
+        LogTotals {
+            stats: self.stats.and(&other.stats),
+            budget_rate: self.budget_rate.zip(other.budget_rate).map(|(a, b)| a + b),
+            budget_available: both(self.budget_available, other.budget_available),
+            // The first that ends.
+            expected_life_years: match (self.expected_life_years, other.expected_life_years) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            },
+        }
+    }
 }
 
 /// Adds what another shard's decisions say of the same classifier: shares are weighed by the decisions they are of.
@@ -171,21 +201,32 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             }
         }
         all.tuning = Tunings::of(&tunings);
-        // A copy: whoever looks must not change what the log is granted.
-        let report = self.report.lock().clone();
-        if let Some(mut budget) = report.budget {
-            all.memory.push(("segment_buffers", report.memory_bytes as u64));
+        // A copy: whoever looks must not change what a log is granted.
+        let mut reports = self.report.lock().clone();
+        reports.sort_by_key(|report| report.drive);
+        let each = reports.into_iter().filter_map(|report| {
+            let mut budget = report.budget?;
             let stats = report.stats;
             let budget_rate = budget.rate();
             let each_second = stats.bytes_written as f64 / now.as_secs_f64().max(1.0);
-            all.log = Some(LogTotals {
+            let log = LogTotals {
                 stats,
                 budget_rate,
                 budget_available: budget_rate.is_some().then(|| budget.available(now)),
                 expected_life_years: budget
                     .expected_life_years(each_second)
                     .filter(|years| years.is_finite()),
-            });
+            };
+            let (drive, capacity) = (report.drive, report.capacity);
+            Some((DriveTotals { drive, capacity, log }, report.memory_bytes as u64))
+        });
+        let each: Vec<_> = each.collect();
+        if !each.is_empty() {
+            all.memory.push(("segment_buffers", each.iter().map(|(_, bytes)| bytes).sum()));
+        }
+        all.log = each.iter().map(|(drive, _)| drive.log).reduce(LogTotals::and);
+        if each.len() > 1 {
+            all.drives = each.into_iter().map(|(drive, _)| drive).collect();
         }
         all
     }

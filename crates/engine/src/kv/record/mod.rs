@@ -32,5 +32,7 @@ pub use input::{Clocks, Got, Input, Io, MAX_KEPT_VALUE, Op as RecordedOp, decode
 pub(in crate::kv) use machine::{Heard, unknown};
 pub use machine::{MachineReader, MachineTape};
 pub use recorded::{RecordedLog, RecordedShard};
-pub use setup::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup, Whose};
+pub use setup::{
+    AppsSetup, DriveSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup, Whose,
+};
 pub use tape::Tape;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Words};
-use larder_format::geometry::{MAX_SEGMENT_BYTES, MAX_SEGMENTS};
+use larder_format::geometry::{MAX_SEGMENT_BYTES, MAX_SEGMENTS, Numbers};
 use larder_policy::admission::{
     Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, Setup,
 };
@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::dram::{Arena, ObjectMemory};
 use crate::index::{Attached, FlashIndex, IndexError};
-use crate::kv::config::{ClockMode, FlashGeometry, ShardConfig};
+use crate::kv::config::{
+    ClockMode, DriveSegments, Drives, FlashGeometry, MOST_DRIVES, ShardConfig,
+};
 use crate::kv::log::{FlashLog, LogConfig, SegmentTable};
 use crate::kv::shard::KvShard;
 
@@ -170,6 +172,9 @@ pub struct RunSetup {
     pub segments: u16,
     /// Bytes of one.
     pub segment_bytes: u32,
+    /// Drives by place, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drives: Vec<DriveSetup>,
     /// What is alike in all shards.
     pub shard: ShardSetup,
     /// What is not.
@@ -180,6 +185,34 @@ pub struct RunSetup {
     pub applications: AppsSetup,
     /// The log; `None` without flash.
     pub log: Option<LogSetup>,
+}
+
+/// One of several drives: see [`DriveSegments`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveSetup {
+    /// See [`Numbers::small_before`].
+    pub small_before: u16,
+    /// See [`Numbers::small`].
+    pub small: u16,
+    /// See [`Numbers::large_before`].
+    pub large_before: u16,
+    /// Its segments.
+    pub segments: u16,
+}
+
+impl From<&DriveSegments> for DriveSetup {
+    fn from(drive: &DriveSegments) -> DriveSetup {
+        let (Numbers { small_before, small, large_before }, segments) =
+            (drive.numbers, drive.segments);
+        DriveSetup { small_before, small, large_before, segments }
+    }
+}
+
+impl From<&DriveSetup> for DriveSegments {
+    fn from(drive: &DriveSetup) -> DriveSegments {
+        let DriveSetup { small_before, small, large_before, segments } = *drive;
+        DriveSegments { numbers: Numbers { small_before, small, large_before }, segments }
+    }
 }
 
 /// Whose a stream is.
@@ -237,11 +270,12 @@ impl RunSetup {
 
     /// The flash.
     pub fn flash(&self) -> FlashGeometry {
-        FlashGeometry {
-            salt: self.salt,
-            segments: self.segments,
-            segment_bytes: self.segment_bytes,
+        let (salt, segments, segment_bytes) = (self.salt, self.segments, self.segment_bytes);
+        if self.drives.is_empty() {
+            return FlashGeometry { salt, segments, segment_bytes, drives: Drives::ONE };
         }
+        let drives: Vec<_> = self.drives.iter().map(DriveSegments::from).collect();
+        FlashGeometry::of_drives(salt, segment_bytes, &drives)
     }
 
     /// Hashes keys as the run did.
@@ -300,6 +334,17 @@ impl RunSetup {
         let bytes = u64::from(self.segment_bytes);
         let sound = bytes >= 4096 && bytes.is_multiple_of(4096) && bytes <= MAX_SEGMENT_BYTES;
         check(sound, "segment_bytes", bytes, "a multiple of 4096 up to 256 MiB")?;
+        let drives = self.drives.len() as u64;
+        check(drives <= MOST_DRIVES as u64, "drives", drives, "at most 16")?;
+        let apart = self.drives.iter().enumerate().all(|(i, a)| {
+            let a = DriveSegments::from(a);
+            let others = self.drives[i + 1..].iter().map(DriveSegments::from);
+            others.into_iter().all(|b| !a.numbers.overlap(a.segments, &b.numbers, b.segments))
+        });
+        check(apart, "drives", drives, "drives whose segments have numbers of their own")?;
+        let highest = u64::from(self.flash().segments);
+        let sound = highest == u64::from(self.segments);
+        check(sound, "segments", u64::from(self.segments), "the highest number of a segment")?;
         let has_log = self.log.is_some();
         check(
             has_log == (self.segments > 0),
@@ -360,8 +405,7 @@ impl RunSetup {
             memory: s.admission_memory as usize,
             seed: self.shards[i].seed,
             dram: s.arena_bytes,
-            flash: (f64::from_bits(s.share_bits) * self.segments as f64 * self.segment_bytes as f64)
-                as u64,
+            flash: (f64::from_bits(s.share_bits) * self.flash().capacity() as f64) as u64,
             objects: s.objects,
             share: f64::from_bits(s.share_bits),
             budget_rate: s.budget_rate_bits.map(f64::from_bits),
@@ -427,10 +471,12 @@ impl RunSetup {
         })
     }
 
-    /// What the log goes by; `None` without flash.
-    pub fn log_config(&self) -> Option<LogConfig> {
-        self.log.as_ref().map(|log| LogConfig {
-            flash: self.flash(),
+    /// What the log of the drive at a place goes by; `None` without one.
+    pub fn log_config(&self, drive: usize) -> Option<LogConfig> {
+        let (log, (flash, part)) = (self.log.as_ref()?, self.flash().part(drive)?);
+        Some(LogConfig {
+            flash,
+            part,
             largest: u64::from(self.shard.max_object).min(self.flash().longest_record()),
             hot_percent: log.hot_percent,
             reinsert_percent: log.reinsert_percent,
@@ -458,10 +504,26 @@ impl RunSetup {
         table: SegmentTable,
         buffers: Vec<B>,
     ) -> Result<Option<FlashLog<B>>, SetupError> {
-        let (Some(log), Some(config)) = (&self.log, self.log_config()) else { return Ok(None) };
-        let capacity = ByteSize(self.flash().capacity());
-        let budget =
-            WriteBudget::new(&log.budget, capacity, log.budget_state, Nanos(log.budget_at))?;
+        let state = self.log.as_ref().and_then(|log| log.budget_state);
+        self.log_of(0, table, state, buffers)
+    }
+
+    /// The log of the drive at a place, whose budget remembers `state`; `None` without one.
+    ///
+    /// # Errors
+    /// A budget that cannot work.
+    pub fn log_of<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &self,
+        drive: usize,
+        table: SegmentTable,
+        state: Option<BudgetState>,
+        buffers: Vec<B>,
+    ) -> Result<Option<FlashLog<B>>, SetupError> {
+        let (Some(log), Some(config)) = (&self.log, self.log_config(drive)) else {
+            return Ok(None);
+        };
+        let capacity = ByteSize(config.flash.capacity());
+        let budget = WriteBudget::new(&log.budget, capacity, state, Nanos(log.budget_at))?;
         Ok(Some(FlashLog::new(config, table, budget, buffers)))
     }
 }

@@ -109,9 +109,9 @@ impl<W: Work> Uring<W> {
         })
     }
 
-    /// Registers a file, which entries may name as `Fixed(0)`. The context keeps it open.
-    pub(in crate::ring) fn register(&mut self, file: RawFd) -> Result<(), String> {
-        let registered = self.ring.submitter().register_files(&[file]);
+    /// Registers files, which entries may name as `Fixed(0)` and so on. The context keeps them open.
+    pub(in crate::ring) fn register(&mut self, files: &[RawFd]) -> Result<(), String> {
+        let registered = self.ring.submitter().register_files(files);
         registered.map_err(|e| format!("registering the file: {e}"))
     }
 

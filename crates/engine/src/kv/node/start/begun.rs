@@ -5,6 +5,7 @@ use larder_format::Superblock;
 
 use super::dram::DramKeeper;
 use super::{ANNOUNCED, CAS_OF_A_START, Left, OWNER, Shape, Warmth, cas_base};
+use crate::kv::config::FlashGeometry;
 use crate::kv::log::SegmentTable;
 
 /// What a start draws.
@@ -56,6 +57,8 @@ pub struct Begun {
     warmth: Warmth,
     latest: Option<UnixSecs>,
     next: Superblock,
+    /// A drive is as the last run left it if it says one of these runs.
+    runs: [u64; 2],
 }
 
 impl Left<'_> {
@@ -69,13 +72,20 @@ impl Left<'_> {
         drawn: Drawn,
         load: impl FnOnce() -> Result<UnixSecs, String>,
     ) -> Begun {
+        let found = [header.load(OWNER), header.load(ANNOUNCED)];
         let (warmth, latest) = self.warmth(&shape, header, is_new, load);
-        // CAS above all that an earlier start has given out.
-        let least = self.superblock.cas_base.saturating_add(CAS_OF_A_START);
-        let next = self.superblock.start(cas_base(drawn.began, least, drawn.cas), drawn.run);
+        let runs = match warmth {
+            Warmth::Memory => found,
+            Warmth::Checkpoint | Warmth::Cold(_) => [self.superblock.run; 2],
+        };
+        // CAS and epochs above all that an earlier start has given out, on any drive.
+        let (epoch, cas) = self.above;
+        let least = self.superblock.cas_base.max(cas).saturating_add(CAS_OF_A_START);
+        let mut next = self.superblock.start(cas_base(drawn.began, least, drawn.cas), drawn.run);
+        next.epoch = next.epoch.max(epoch + 1);
         // The superblock is about to be written: a start that is cut short is known by this.
         header.store(ANNOUNCED, next.run);
-        Begun { shape, warmth, latest, next }
+        Begun { shape, warmth, latest, next, runs }
     }
 }
 
@@ -115,6 +125,43 @@ impl Begun {
         table.raise_generation(self.next.first_generation());
         let live = self.is_warm().then(|| table.live_generations());
         (table, live)
+    }
+
+    /// Whether another drive of the cache is as the last run left it, which the one that was judged is.
+    pub fn agrees(&self, other: &Superblock) -> bool {
+        let run = other.run != 0 && self.runs.contains(&other.run);
+        match self.warmth {
+            Warmth::Memory => run,
+            Warmth::Checkpoint => run && other.is_clean(),
+            Warmth::Cold(_) => false,
+        }
+    }
+
+    /// The segment table of one of several drives in these words, whose contents count if it is as the last run left it.
+    pub fn table_of(&self, words: Words, kept: bool) -> SegmentTable {
+        let mut table = match kept && self.is_warm() {
+            false => SegmentTable::create(words),
+            true => SegmentTable::attach(words),
+        };
+        table.raise_generation(self.next.first_generation());
+        table
+    }
+
+    /// By which generations the entries of an index are kept that leads to several drives: each its place and its table.
+    pub fn generations(
+        &self,
+        flash: &FlashGeometry,
+        tables: &[(usize, SegmentTable)],
+    ) -> Option<Vec<u64>> {
+        let mut all = vec![0; usize::from(flash.segments) + 1];
+        for (place, table) in tables {
+            let Some((own, part)) = flash.part(*place) else { continue };
+            let live = table.live_generations();
+            for segment in 1..=own.segments {
+                all[usize::from(part.numbers.number(segment))] = live[usize::from(segment)];
+            }
+        }
+        self.is_warm().then_some(all)
     }
 
     /// The run owns the flash from here on, which the words of the memory are right for. With a memory file (`keeps`) what was in that
@@ -191,8 +238,13 @@ mod tests {
         let geometry = Geometry::with_segment(bytes, 1 << 20).unwrap();
         let key = larder_base::HashKey([1; 16]);
         let first = Superblock::format(Uuid([1; 16]), key, geometry, UnixSecs(1));
-        let shape =
-            Shape { uuid: [1; 16], segments: 64, segment_bytes: 1 << 20, shards: 1, buckets: 1 };
+        let shape = Shape {
+            uuid: [1; 16],
+            table_words: 130,
+            segment_bytes: 1 << 20,
+            shards: 1,
+            buckets: 1,
+        };
         let mut header = Words::heap(BINDING_WORDS);
         let left = Left::new(&first, false, Err("a new directory".to_owned()));
         let drawn = Drawn { began: UnixSecs(2), cas: 3, run: 4 };
@@ -215,8 +267,13 @@ mod tests {
         let key = larder_base::HashKey([1; 16]);
         let before = Superblock::format(Uuid([1; 16]), key, geometry, UnixSecs(1)).start(1, 4);
         let before = before.stop(1);
-        let shape =
-            Shape { uuid: [1; 16], segments: 64, segment_bytes: 1 << 20, shards: 1, buckets: 1 };
+        let shape = Shape {
+            uuid: [1; 16],
+            table_words: 130,
+            segment_bytes: 1 << 20,
+            shards: 1,
+            buckets: 1,
+        };
         let drawn = |run| Drawn { began: UnixSecs(2), cas: 3, run };
         let last = |run| super::super::LastRun { run, proves_checkpoint: Ok(()) };
         let warmth = |header: &mut Words, is_new, run| {
