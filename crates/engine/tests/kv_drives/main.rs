@@ -10,14 +10,14 @@ use world::{Change, World};
 #[test]
 fn no_drive_brings_back_what_was_overwritten() {
     let (mut warm, mut kept, mut hits, mut stale) = (0, 0, 0, 0);
-    for seed in 0..if cfg!(debug_assertions) { 40 } else { 400 } {
+    for seed in 0..60 {
         let mut world = World::new(seed, &[2 << 20, 3 << 20, 2 << 20][..1 + seed as usize % 3]);
         for _ in 0..12 {
-            world.operate(1500);
+            world.operate(2000);
             world.end_and_change();
             world.start();
         }
-        world.operate(1500);
+        world.operate(2000);
         warm += world.warm;
         kept += world.kept;
         hits += world.flash_hits;

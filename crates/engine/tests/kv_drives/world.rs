@@ -29,6 +29,8 @@ const MEMORY: u64 = 3 << 20;
 const MAX_ITEM: u64 = 48 << 10;
 /// Keys of random operations.
 const KEYS: u64 = 2000;
+/// Of these, keys of a fifth of the operations.
+const HOT: u64 = 60;
 
 /// A drive, in or out of the machine.
 #[derive(Clone, Default)]
@@ -489,7 +491,8 @@ impl World {
 
     fn step(&mut self) {
         self.now.mono = Nanos(self.now.mono.0 + self.rng.below(20_000_000));
-        let key = self.rng.below(KEYS);
+        // Some change while they are on their way to flash.
+        let key = if self.rng.chance(0.2) { self.rng.below(HOT) } else { self.rng.below(KEYS) };
         match self.rng.below(20) {
             0..=8 => {
                 let len = match self.rng.below(10) {
