@@ -45,6 +45,26 @@ pub struct Staged {
     pub bytes: u32,
 }
 
+/// Objects that were staged for one kind of segment of one drive, and are not published.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OnTheirWay {
+    /// How many there were.
+    pub(super) staged: u32,
+    /// Fingerprints of those that changed since: a second copy of such a key must not join the first in one segment.
+    pub(super) dead: BTreeSet<u64>,
+}
+
+/// Where staged objects have come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The place of the drive.
+    pub drive: usize,
+    /// The kind of segment.
+    pub kind: Kind,
+    /// A record goes on in the next one.
+    pub goes_on: bool,
+}
+
 /// Where a shard's objects are staged: the log's open segments.
 pub trait StageSink {
     /// The place of its drive.
@@ -397,7 +417,7 @@ impl<M: ObjectMemory> KvShard<M> {
     ) -> Fate {
         let size = Self::record_bytes(h);
         let kind = Self::kind_of(h);
-        let joins = self.dead_staged(sink.drive(), kind).contains(&hash.fingerprint());
+        let joins = self.joins_dead(sink.drive(), kind, hash);
         if joins {
             return Fate::Joins;
         }
@@ -435,6 +455,7 @@ impl<M: ObjectMemory> KvShard<M> {
         ObjectHeader::set_state(&mut self.arena, block, h.state.with(State::STAGED));
         let bytes = self.arena.block_bytes(block);
         self.staged_bytes += bytes;
+        self.way(sink.drive(), kind).staged += 1;
         report.staged += 1;
         report.staged_bytes += bytes as u64;
         Fate::Staged
@@ -449,7 +470,10 @@ impl<M: ObjectMemory> KvShard<M> {
 
     fn still_staged(&self, s: &Staged) -> Option<ObjectHeader> {
         let held = self.table.holds(&self.arena, s.hash.dram(), s.block);
-        held.filter(|h| h.cas == s.cas && h.state.has(State::STAGED))
+        // (A client may choose a CAS, and choose it twice.)
+        held.filter(|h| {
+            h.cas == s.cas && h.state.has(State::STAGED) && Self::record_bytes(h) == s.bytes
+        })
     }
 
     /// Publishes what ends in a segment that is now durable, on the drive at that place, with all before it: every object that has not changed since it was
@@ -459,7 +483,7 @@ impl<M: ObjectMemory> KvShard<M> {
         now: Now,
         segment: u16,
         generation: u64,
-        (drive, kind): (usize, Kind),
+        to: Destination,
         staged: &[Staged],
     ) {
         self.generations[usize::from(segment)] = generation;
@@ -515,24 +539,41 @@ impl<M: ObjectMemory> KvShard<M> {
             self.set_app_flash_bytes(h.app, bytes);
             self.remove_dram(s.hash, s.block, &h, Some((now, Departure::Moved)));
         }
-        self.dead_staged(drive, kind).clear();
+        self.has_arrived(to);
         self.follow_index_after_segment(now);
     }
 
     /// The segment could not be written: what was staged for it stays in DRAM.
-    pub fn abandon(&mut self, (drive, kind): (usize, Kind), staged: &[Staged]) {
+    pub fn abandon(&mut self, to: Destination, staged: &[Staged]) {
         for s in staged {
             if let Some(h) = self.still_staged(s) {
                 self.unstage(s, &h);
             }
         }
-        self.dead_staged(drive, kind).clear();
+        self.has_arrived(to);
     }
 
-    /// Fingerprints of objects that changed while they were staged in the open segment of this kind.
-    fn dead_staged(&mut self, drive: usize, kind: Kind) -> &mut BTreeSet<u64> {
-        let at = drive.min(self.dead_staged.len() - 1);
-        &mut self.dead_staged[at][usize::from(kind == Kind::Large)]
+    /// Nothing is on its way there any more but what goes on.
+    fn has_arrived(&mut self, to: Destination) {
+        let way = self.way(to.drive, to.kind);
+        way.dead.clear();
+        way.staged = u32::from(to.goes_on);
+    }
+
+    /// What is on its way to a drive.
+    fn way(&mut self, drive: usize, kind: Kind) -> &mut OnTheirWay {
+        let at = drive.min(self.on_their_way.len() - 1);
+        &mut self.on_their_way[at][usize::from(kind == Kind::Large)]
+    }
+
+    /// Whether an earlier version of the object is dead in the open segment of this kind, or on its way to another drive: there nothing but
+    /// its CAS would tell it from this one, and not every change gives another.
+    fn joins_dead(&self, drive: usize, kind: Kind, hash: ObjectHash) -> bool {
+        let (kind, hash) = (usize::from(kind == Kind::Large), hash.fingerprint());
+        self.on_their_way.iter().enumerate().any(|(i, ways)| match i == drive {
+            true => ways[kind].dead.contains(&hash),
+            false => ways.iter().any(|way| way.dead.contains(&hash)),
+        })
     }
 
     fn unstage(&mut self, s: &Staged, h: &ObjectHeader) {

@@ -22,7 +22,7 @@ use larder_format::{Filling, Kind, RecordMeta, record_len};
 use larder_policy::admission::AdmissionPolicy;
 use larder_policy::budget::WriteBudget;
 
-use super::clean::{StageSink, Staged, place_of_placed};
+use super::clean::{Destination, StageSink, Staged, place_of_placed};
 use super::config::{FlashGeometry, Part};
 use super::shard::KvShard;
 pub use table::{Ends, SegmentState, SegmentTable};
@@ -670,12 +670,15 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         next_shard: usize,
     ) {
         let staged = &written.staged[next_shard];
-        let (drive, number) = (self.config.part.drive, self.number(written.segment));
+        let number = self.number(written.segment);
+        let goes_on = self.going_on.as_ref().is_some_and(|record| record.shard == next_shard);
+        let goes_on = goes_on && written.kind == Kind::Large;
+        let to = Destination { drive: self.config.part.drive, kind: written.kind, goes_on };
         shards.with(next_shard, |s| {
             if written.ok {
-                s.publish(now, number, written.generation, (drive, written.kind), staged);
+                s.publish(now, number, written.generation, to, staged);
             } else {
-                s.abandon((drive, written.kind), staged);
+                s.abandon(to, staged);
             }
         });
         let next_shard = next_shard + 1;

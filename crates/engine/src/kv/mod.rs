@@ -24,7 +24,7 @@ mod too_large;
 mod validate;
 mod wait;
 
-pub use clean::{Heat, StageReport, StageSink, Staged};
+pub use clean::{Destination, Heat, StageReport, StageSink, Staged};
 pub use config::{
     ClockMode, DriveSegments, Drives, FlashGeometry, MOST_DRIVES, Part, ShardConfig, object_fits,
 };

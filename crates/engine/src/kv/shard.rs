@@ -9,6 +9,7 @@ use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure, Po
 use super::access_times::AccessTimes;
 use super::ahead::Ahead;
 use super::api::{Effects, Item, Location, Request, Tier};
+use super::clean::OnTheirWay;
 use super::config::{ClockMode, ShardConfig};
 use super::index_room::IndexRoom;
 use super::index_size::IndexSize;
@@ -127,9 +128,8 @@ pub struct KvShard<M = Arena> {
     /// Suspects that were forgotten because as many verifications as may be were under way. Not among the shard's counters, which
     /// a record's digests cover: older records go on replaying.
     pub(super) unverified: u64,
-    /// Fingerprints of objects that changed while they were staged, per drive and kind of segment: a second copy of such a key
-    /// must not join the first in one segment.
-    pub(super) dead_staged: Box<[[BTreeSet<u64>; 2]]>,
+    /// What is on its way to each drive, by kind of segment.
+    pub(super) on_their_way: Box<[[OnTheirWay; 2]]>,
     /// Bytes of the arena whose objects are staged.
     pub(super) staged_bytes: usize,
     pub(super) apps: AppTable,
@@ -262,7 +262,7 @@ impl<M: ObjectMemory> KvShard<M> {
             suspects: Vec::with_capacity(MAX_SUSPECTS),
             verifying: 0,
             unverified: 0,
-            dead_staged: vec![Default::default(); config.flash.places()].into_boxed_slice(),
+            on_their_way: vec![Default::default(); config.flash.places()].into_boxed_slice(),
             staged_bytes: 0,
             apps: AppTable::default(),
             flash_bytes: Words::heap(0),
@@ -649,8 +649,11 @@ impl<M: ObjectMemory> KvShard<M> {
     /// A staged object has changed: its copy in the segment that is being filled is dead. Which segment that is
     /// need not be known: all that are open are told.
     pub(super) fn note_staged_dead(&mut self, hash: ObjectHash) {
-        for dead in self.dead_staged.as_flattened_mut() {
-            dead.insert(hash.fingerprint());
+        let one = self.on_their_way.len() == 1;
+        for way in self.on_their_way.as_flattened_mut() {
+            if one || way.staged > 0 {
+                way.dead.insert(hash.fingerprint());
+            }
         }
         self.stats.staged_dead += 1;
     }

@@ -1,6 +1,7 @@
 //! Several drives under one cache against a plain model: kills, power cuts, drives that fail, are taken out, put back with what they held at any
 //! earlier time, replaced, and added.
 
+mod shard;
 mod world;
 
 use larder_engine::kv::IoFailed;

@@ -111,11 +111,13 @@ impl DriveEffects for Fx {}
 #[derive(Default)]
 struct Sink {
     item: Option<Vec<u8>>,
+    touched: bool,
     verifies: Vec<FlashRead>,
 }
 
 impl Effects for Sink {
     fn reply(&mut self, reply: Reply<'_>) {
+        self.touched = matches!(reply, Reply::Touched);
         self.item = match reply {
             Reply::Item(item) => Some(item.value.to_vec()),
             _ => None,
@@ -165,8 +167,8 @@ pub(crate) struct World {
     division: Option<(usize, u32)>,
     fuse: Arc<AtomicU64>,
     running: Option<Running>,
-    /// The latest version of each key; `None` where it was deleted.
-    model: BTreeMap<u64, Option<Vec<u8>>>,
+    /// The latest version of each key, and when it expires; `None` where it was deleted.
+    model: BTreeMap<u64, Option<(Vec<u8>, Expiry)>>,
     versions: u64,
     faults: bool,
     budget: WriteBudgetConfig,
@@ -491,6 +493,7 @@ impl World {
 
     fn step(&mut self) {
         self.now.mono = Nanos(self.now.mono.0 + self.rng.below(20_000_000));
+        self.now.wall.0 += u32::from(self.rng.chance(0.01));
         // Some change while they are on their way to flash.
         let key = if self.rng.chance(0.2) { self.rng.below(HOT) } else { self.rng.below(KEYS) };
         match self.rng.below(20) {
@@ -503,7 +506,8 @@ impl World {
                 self.store(key, len as usize);
             }
             9 => self.delete(key),
-            10..=15 => drop(self.get(key)),
+            10 | 11 => self.touch(key),
+            12..=15 => drop(self.get(key)),
             16 if self.faults => {
                 let one = self.rng.below(self.drives.len() as u64) as usize;
                 self.drives[one].fails = self.rng.chance(0.3);
@@ -554,7 +558,8 @@ impl World {
         }
     }
 
-    fn execute(&mut self, key: u64, op: Op<'_>) -> (Option<Vec<u8>>, bool) {
+    /// The value, whether flash was read, and whether the object was touched.
+    fn execute(&mut self, key: u64, op: Op<'_>) -> (Option<Vec<u8>>, bool, bool) {
         let name = format!("key{key}");
         let key = name.as_bytes();
         let Running { node, flash, places, .. } = self.running.as_mut().unwrap();
@@ -577,7 +582,7 @@ impl World {
             let bytes = fetch(&verify);
             node.verify(self.now, &verify, bytes.as_deref());
         }
-        (sink.item, read.is_some())
+        (sink.item, read.is_some(), sink.touched)
     }
 
     fn store(&mut self, key: u64, len: usize) {
@@ -599,7 +604,19 @@ impl World {
                 vivify: None,
             }),
         );
-        self.model.insert(key, Some(value));
+        self.model.insert(key, Some((value, Expiry::NEVER)));
+    }
+
+    /// It gets another expiry, and keeps its CAS.
+    fn touch(&mut self, key: u64) {
+        let soon = UnixSecs(self.now.wall.0 + 1 + self.rng.below(4) as u32);
+        let expiry = if self.rng.chance(0.5) { Expiry::at(soon) } else { Expiry::NEVER };
+        let before = self.model.remove(&key);
+        let (.., touched) = self.execute(key, Op::Touch(expiry));
+        if let Some(before) = before {
+            let after = before.map(|(value, was)| (value, if touched { expiry } else { was }));
+            self.model.insert(key, after);
+        }
     }
 
     fn delete(&mut self, key: u64) {
@@ -610,11 +627,14 @@ impl World {
 
     /// What is there, and whether flash was read.
     fn get(&mut self, key: u64) -> (bool, bool) {
-        let (found, read) = self.execute(key, Op::Get(Get::default()));
+        let (found, read, _) = self.execute(key, Op::Get(Get::default()));
         if let Some(found) = &found {
             assert!(found.starts_with(format!("{key}/").as_bytes()), "another key's value");
             match self.model.get(&key) {
-                Some(Some(latest)) => assert!(found == latest, "key {key}: an old value"),
+                Some(Some((latest, expiry))) => {
+                    assert!(found == latest, "key {key}: an old value");
+                    assert!(!expiry.is_past(self.now.wall), "key {key} had expired");
+                }
                 Some(None) => panic!("key {key} was deleted"),
                 None => {}
             }
@@ -710,6 +730,7 @@ impl World {
     /// So many seconds pass.
     pub(crate) fn pass(&mut self, seconds: u64) {
         self.now.mono = self.now.mono + Nanos::from_secs(seconds);
+        self.now.wall.0 += seconds as u32;
     }
 }
 

@@ -10,7 +10,7 @@ use larder_format::Kind;
 
 use super::{FlashLog, Phase, SegmentIo, SegmentState, Shards};
 use crate::dram::ObjectMemory;
-use crate::kv::clean::Staged;
+use crate::kv::clean::{Destination, Staged};
 use crate::segment::Rest;
 
 /// A record that goes on in segments that are not written yet.
@@ -159,8 +159,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         let Some(open) = self.open[1].as_mut().filter(|open| open.segment == next) else {
             // The device fails.
             self.table.set_lost(record.began);
-            let drive = self.config.part.drive;
-            shards.with(shard, |s| s.abandon((drive, Kind::Large), &[record.staged]));
+            let to =
+                Destination { drive: self.config.part.drive, kind: Kind::Large, goes_on: false };
+            shards.with(shard, |s| s.abandon(to, &[record.staged]));
             return;
         };
         let (staged, rest) = (record.staged, &mut record.rest);
