@@ -74,42 +74,66 @@ impl Numbers {
         self.number(segments)
     }
 
-    /// Whether `segments` of them have numbers that can be, and small objects some of them.
-    pub fn can_be(&self, segments: u16) -> bool {
+    /// Whether `segments` of them have numbers that can be, where those end at `most`, and small objects some of them.
+    pub fn can_be(&self, segments: u16, most: u16) -> bool {
         let small = self.small.min(segments);
         let large = segments - small;
         self.small > 0
             && u32::from(self.small_before) + u32::from(small) <= SMALL_SEGMENTS.into()
             && self.large_before >= SMALL_SEGMENTS
-            && u32::from(self.large_before) + u32::from(large) <= MAX_SEGMENTS.into()
+            && (large == 0 || u32::from(self.large_before) + u32::from(large) <= most.into())
     }
 
-    /// Numbers for a drive of so many segments beside those that are taken, where there are some. Where there are few that can hold small
-    /// objects it has at most `small` of those.
-    pub fn beside(taken: &[(Numbers, u16)], segments: u16, small: u16) -> Option<Numbers> {
-        let small_end = |(n, all): &(Numbers, u16)| n.small_before + n.small.min(*all);
-        let large_end = |(n, all): &(Numbers, u16)| match all.saturating_sub(n.small) {
-            0 => SMALL_SEGMENTS,
-            large => n.large_before.saturating_add(large),
+    /// Ranges of numbers, less one, that so many segments take: those that can hold small objects, and the rest.
+    fn ranges(&self, segments: u16) -> [(u16, u16); 2] {
+        let small = self.small.min(segments);
+        let end = |before: u16, count: u16| (before, before.saturating_add(count));
+        [end(self.small_before, small), end(self.large_before, segments - small)]
+    }
+
+    /// Numbers up to `most` for a drive of so many segments, between those that are taken. `small` of them can hold small objects, or fewer
+    /// where no gap is that large.
+    pub fn beside(
+        taken: &[(Numbers, u16)],
+        segments: u16,
+        small: u16,
+        most: u16,
+    ) -> Option<Numbers> {
+        // Gaps of one of the two ranges: where each begins, and how many numbers it has.
+        let gaps = |which: usize, from: u16, to: u16| {
+            let mut ranges: Vec<_> = taken.iter().map(|(n, all)| n.ranges(*all)[which]).collect();
+            ranges.push((to, to));
+            ranges.sort_unstable();
+            let mut at = from;
+            let mut gaps = Vec::new();
+            for (start, end) in ranges {
+                gaps.push((at, start.saturating_sub(at)));
+                at = at.max(end);
+            }
+            gaps
         };
-        let small_before = taken.iter().map(small_end).max().unwrap_or(0);
-        let large_before = taken.iter().map(large_end).max().unwrap_or(SMALL_SEGMENTS);
-        let left = SMALL_SEGMENTS.saturating_sub(small_before);
-        let numbers = Numbers { small_before, small: segments.min(left).min(small), large_before };
-        numbers.can_be(segments).then_some(numbers)
+        let wanted = small.min(segments);
+        let all = gaps(0, 0, SMALL_SEGMENTS);
+        let (small_before, room) = *all
+            .iter()
+            .find(|(_, room)| *room >= wanted)
+            .or_else(|| all.iter().max_by_key(|(_, room)| *room))?;
+        let small = wanted.min(room);
+        let large = segments - small;
+        let all = gaps(1, SMALL_SEGMENTS, most.max(SMALL_SEGMENTS));
+        let large_before = match all.iter().find(|(_, room)| *room >= large) {
+            _ if large == 0 => SMALL_SEGMENTS,
+            found => found?.0,
+        };
+        let numbers = Numbers { small_before, small, large_before };
+        numbers.can_be(segments, most).then_some(numbers)
     }
 
     /// Whether two drives, of so many segments, have a number in common.
     pub fn overlap(&self, segments: u16, other: &Numbers, others: u16) -> bool {
         let meet = |a: (u16, u16), b: (u16, u16)| a.0 < b.1 && b.0 < a.1;
-        let small = |n: &Numbers, all: u16| {
-            (n.small_before, n.small_before.saturating_add(n.small.min(all)))
-        };
-        let large = |n: &Numbers, all: u16| {
-            (n.large_before, n.large_before.saturating_add(all.saturating_sub(n.small)))
-        };
-        meet(small(self, segments), small(other, others))
-            || meet(large(self, segments), large(other, others))
+        let (mine, theirs) = (self.ranges(segments), other.ranges(others));
+        meet(mine[0], theirs[0]) || meet(mine[1], theirs[1])
     }
 }
 
@@ -328,13 +352,19 @@ mod tests {
         }
         let mut taken: Vec<_> = Vec::new();
         for segments in [600, 5000, 900, 900] {
-            let numbers = Numbers::beside(&taken, segments, 1000).unwrap();
+            let numbers = Numbers::beside(&taken, segments, 1000, MAX_SEGMENTS).unwrap();
             assert!(taken.iter().all(|(n, all)| !n.overlap(*all, &numbers, segments)));
             taken.push((numbers, segments));
         }
         assert_eq!(taken[1].0, Numbers { small_before: 600, small: 1000, large_before: 4095 });
-        assert_eq!(Numbers::beside(&taken, 60_000, 1000), None);
-        assert_eq!(Numbers::beside(&[(Numbers::ALONE, 4095)], 10, 10), None);
+        assert_eq!(Numbers::beside(&taken, 60_000, 1000, MAX_SEGMENTS), None);
+        assert_eq!(Numbers::beside(&[(Numbers::ALONE, 4095)], 10, 10, MAX_SEGMENTS), None);
+        // What one leaves is another's.
+        let (gone, all) = taken.remove(1);
+        assert_eq!(Numbers::beside(&taken, all, 1000, MAX_SEGMENTS), Some(gone));
+        let less = Numbers::beside(&taken, 4400, 2000, MAX_SEGMENTS).unwrap();
+        assert!(taken.iter().all(|(n, all)| !n.overlap(*all, &less, 4400)), "{less:?}");
+        assert_eq!(Numbers::beside(&taken, 5000, 1000, 4095 + 3999), None);
         for s in [1, 4095, 4096, MAX_SEGMENTS] {
             assert_eq!(Numbers::ALONE.number(s), s);
             assert_eq!(Numbers::ALONE.segment(s, MAX_SEGMENTS), Some(s));

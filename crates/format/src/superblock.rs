@@ -25,7 +25,8 @@
 //!  138   2  segments that can hold small objects
 //!  140   2  the number of the first segment behind those, less one
 //!  142   1  place among the drives
-//!  143      zero
+//!  143   1  bits that say in which run of 4,095 a segment lies
+//!  144      zero
 //! ```
 //!
 //! Two copies, in pages 0 and 1 of the device, are written in turn, each with the next sequence number and a sync
@@ -40,7 +41,7 @@
 
 use larder_base::{HashKey, ObjectHash, UnixSecs};
 
-use crate::geometry::{Geometry, GeometryError, Numbers};
+use crate::geometry::{Geometry, GeometryError, Numbers, SMALL_SEGMENTS};
 use crate::{PAGE_SIZE, le};
 
 /// What a superblock begins with.
@@ -55,6 +56,8 @@ pub const KNOWN_INCOMPATIBLE: u64 = SEVERAL_DRIVES;
 const SEVERAL_DRIVES: u64 = 1;
 /// Places of drives in one cache.
 pub const PLACES: u8 = 16;
+/// Most bits that say in which run a segment lies.
+const MAX_BITS: u8 = 4;
 /// Number of copies: copy `n` lies in page `n` of the device.
 pub const COPIES: usize = 2;
 
@@ -139,6 +142,20 @@ pub struct PartOf {
     pub place: u8,
     /// Which numbers its segments have.
     pub numbers: Numbers,
+    /// Bits that say in which run a segment lies ([`run_bits`](crate::geometry::run_bits)), the same on all drives of a cache for good.
+    pub bits: u8,
+}
+
+impl PartOf {
+    /// The highest number that a segment of its cache can have.
+    pub fn most(&self) -> u16 {
+        most_of(self.bits)
+    }
+}
+
+/// The highest number of a segment where so many bits say in which run it lies.
+pub fn most_of(bits: u8) -> u16 {
+    SMALL_SEGMENTS << bits.min(MAX_BITS)
 }
 
 /// A superblock.
@@ -312,7 +329,7 @@ impl Superblock {
             put(136, &part.numbers.small_before.to_le_bytes());
             put(138, &part.numbers.small.to_le_bytes());
             put(140, &part.numbers.large_before.to_le_bytes());
-            put(142, &[part.place]);
+            put(142, &[part.place, part.bits]);
         }
         let crc = crc32c::crc32c(&page[CRC_FROM..]);
         page[8..12].copy_from_slice(&crc.to_le_bytes());
@@ -369,8 +386,11 @@ impl Superblock {
             let (drive, place) = (u64_at(128), page[142]);
             field("drive", drive, drive != 0)?;
             field("place", place.into(), place < PLACES)?;
-            field("numbers", numbers.small_before.into(), numbers.can_be(geometry.segments()))?;
-            Some(PartOf { drive, place, numbers })
+            let bits = page[143];
+            field("bits", bits.into(), bits <= MAX_BITS)?;
+            let can_be = numbers.can_be(geometry.segments(), most_of(bits));
+            field("numbers", numbers.small_before.into(), can_be)?;
+            Some(PartOf { drive, place, numbers, bits })
         };
         Ok(Superblock {
             part,

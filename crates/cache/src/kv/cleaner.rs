@@ -10,6 +10,7 @@ use larder_engine::kv::node::{
     DriveEffects, DriveUpkeep, Maintenance, MaintenanceEffects, MemoryError, StateIo, Turn,
 };
 use larder_engine::kv::{Evicted, IndexFull, IoFailed, SegmentIo, TooLarge};
+use larder_format::superblock::PartOf;
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::{Model, TrainingSet};
 use larder_runtime::{AlignedBuf, Clock};
@@ -26,14 +27,15 @@ const WEAR: Duration = Duration::from_secs(60);
 /// What the write budget remembers.
 pub(super) const BUDGET: &str = "budget.json";
 
-/// The same for the drive at a place.
-pub(super) fn budget_name(place: usize) -> String {
-    if place == 0 { BUDGET.to_owned() } else { format!("budget-{place}.json") }
+/// The same for one of several drives.
+pub(super) fn budget_name(part: Option<&PartOf>) -> String {
+    part.map_or_else(|| BUDGET.to_owned(), |part| format!("budget-{:016x}.json", part.drive))
 }
 
-/// The place of the further drive whose budget has this name.
-pub(super) fn budget_place(name: &str) -> Option<usize> {
-    name.strip_prefix("budget-")?.strip_suffix(".json")?.parse().ok()
+/// Whether this is the name of such a file.
+pub(super) fn is_budget_of_drive(name: &str) -> bool {
+    let drive = name.strip_prefix("budget-").and_then(|name| name.strip_suffix(".json"));
+    drive.is_some_and(|drive| drive.len() == 16 && u64::from_str_radix(drive, 16).is_ok())
 }
 /// Which number stands for which application.
 pub(super) const APPLICATIONS: &str = "applications.json";
@@ -102,8 +104,8 @@ impl StateIo for Disk<'_> {
     }
 
     fn keep_budget(&mut self, state: BudgetState) -> bool {
-        let name = budget_name(self.0.map_or(0, |(_, place)| place));
-        let kept = self.keep(&name, serde_json::to_vec(&state));
+        let name = self.drive().map_or(BUDGET, |drive| drive.budget.as_str());
+        let kept = self.keep(name, serde_json::to_vec(&state));
         if let Err(error) = &kept {
             tracing::warn!(
                 %error,
@@ -136,8 +138,8 @@ impl<T: FnMut(TrainingSet, u64)> MaintenanceEffects for Fx<'_, T> {
         self.cache.say_degraded(first.map_or(0, |drive| drive.place), degraded);
     }
 
-    fn pass(&mut self) {
-        self.cache.notifier.pass(None);
+    fn pass(&mut self, drive: usize) {
+        self.cache.notifier.pass(drive);
     }
 
     fn index_full(&mut self, full: Option<IndexFull>) {
@@ -168,18 +170,23 @@ impl<T: FnMut(TrainingSet, u64)> MaintenanceEffects for Fx<'_, T> {
 }
 
 /// What the upkeep of a further drive gives out.
-pub(super) struct DriveFx<'a> {
-    pub(super) cache: &'a Core,
-    /// The number of its thread.
-    pub(super) listener: usize,
+pub(super) struct DriveFx<'a>(pub(super) &'a Core);
+
+/// As long as a thread sees to a drive's log.
+struct Attends<'a>(&'a Core, usize);
+
+impl Drop for Attends<'_> {
+    fn drop(&mut self) {
+        self.0.node.leave(self.1);
+    }
 }
 
 impl DriveEffects for DriveFx<'_> {
     fn degraded(&mut self, drive: usize, degraded: bool) {
-        self.cache.say_degraded(drive, degraded);
+        self.0.say_degraded(drive, degraded);
     }
-    fn pass(&mut self) {
-        self.cache.notifier.pass(Some(self.listener));
+    fn pass(&mut self, drive: usize) {
+        self.0.notifier.pass(drive);
     }
 }
 
@@ -203,7 +210,7 @@ impl Core {
         let mut threads = locked(&self.threads);
         for upkeep in further {
             let (store, theirs, place) = (self.clone(), clock.clone(), upkeep.drive());
-            let listener = self.notifier.join();
+            let listener = self.notifier.join(place);
             let thread = std::thread::Builder::new()
                 .name(format!("larder-drive-{place}"))
                 .spawn(move || store.maintain_drive(&theirs, upkeep, listener))?;
@@ -248,6 +255,7 @@ impl Core {
             }
         };
         let (mut disk, mut fx) = (Disk::first(self.flash()), Fx { cache: self, fit });
+        let _attends = maintenance.log().map(|log| Attends(self, log.part().drive));
         while !self.notifier.stopped() {
             let heard = self.notifier.hear();
             if heard.rung {
@@ -274,12 +282,12 @@ impl Core {
             tracing::debug!(%error, "the thread of a drive cannot ask for shorter slices");
         }
         let mut disk = Disk(self.flash().map(|flash| (flash, upkeep.drive())));
+        let _attends = Attends(self, upkeep.drive());
         while !self.notifier.stopped() {
             if self.notifier.hear_of(listener) {
                 upkeep.wake();
             }
-            let mut fx = DriveFx { cache: self, listener };
-            let turn = upkeep.turn(clock.now(), &self.node, &mut disk, &mut fx);
+            let turn = upkeep.turn(clock.now(), &self.node, &mut disk, &mut DriveFx(self));
             if let Turn::At(at) = turn {
                 self.notifier.rest_of(listener, at, || clock.now().mono);
             }

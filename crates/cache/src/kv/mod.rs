@@ -75,6 +75,8 @@ struct Drive {
     /// Its place among the drives.
     place: usize,
     path: String,
+    /// The file of its write budget.
+    budget: String,
     device: Arc<dyn Device>,
     /// The same device, to ask what the drive under it says of its wear.
     drive: Option<Arc<FlashDevice>>,
@@ -92,6 +94,8 @@ struct Flash {
     /// By place.
     drives: Vec<Drive>,
     flash: FlashGeometry,
+    /// The number of this run.
+    run: u64,
     admission: String,
     dir: DataDir,
     /// Keeps the shared memory locked.

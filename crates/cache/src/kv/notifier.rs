@@ -34,6 +34,7 @@ struct State {
 
 /// The thread of a further drive.
 struct OfDrive {
+    place: usize,
     rung: bool,
     resting: bool,
     due: Nanos,
@@ -69,21 +70,21 @@ impl Notifier {
         }
     }
 
-    /// Wakes all but the thread of the further drive with this number; `None`: but the cleaner.
-    pub(super) fn pass(&self, from: Option<usize>) {
+    /// Wakes the thread of the drive at this place.
+    pub(super) fn pass(&self, drive: usize) {
         let mut state = locked(&self.state);
-        state.heard.rung |= from.is_some();
-        for (number, drive) in state.drives.iter_mut().enumerate() {
-            drive.rung |= from != Some(number);
+        match state.drives.iter_mut().find(|other| other.place == drive) {
+            Some(other) => other.rung = true,
+            None => state.heard.rung = true,
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// The thread of a further drive is to be woken, too. Returns its number here.
-    pub(super) fn join(&self) -> usize {
+    /// The thread of the further drive at this place is to be woken, too. Returns its number here.
+    pub(super) fn join(&self, place: usize) -> usize {
         let mut state = locked(&self.state);
-        state.drives.push(OfDrive { rung: false, resting: false, due: Nanos::ZERO });
+        state.drives.push(OfDrive { place, rung: false, resting: false, due: Nanos::ZERO });
         state.drives.len() - 1
     }
 
@@ -172,7 +173,7 @@ impl Notifier {
             }
             if state.resting && state.due <= now {
                 state.heard.rung = true;
-                self.changed.notify_one();
+                self.changed.notify_all();
             }
             state = wait(&self.rested, state, LOOK);
         }

@@ -26,7 +26,7 @@ use larder_runtime::{
 };
 
 use super::capture::Capture;
-use super::cleaner::{APPLICATIONS, Disk, budget_name};
+use super::cleaner::{APPLICATIONS, BUDGET, Disk, budget_name};
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
 use super::notifier::Notifier;
@@ -285,7 +285,7 @@ pub(super) fn prepare(
     mut memory_file: Option<MemoryFile>,
 ) -> Result<Ready, CacheError> {
     let began = clock.now();
-    let AllTaken { mut drives, flash: geometry, mut warnings } =
+    let AllTaken { mut drives, flash: geometry, mut notes, mut warnings } =
         drives::take(config, media, clock.now())?;
     let members = drives.iter().map(|t| Member { superblock: t.says.clone(), fresh: t.fresh });
     let members: Vec<Member> = members.collect();
@@ -297,7 +297,6 @@ pub(super) fn prepare(
     let left_flash = left_flash.map(|flash| flash.uuid.clone());
     let left_flash = left_flash.filter(|uuid| *uuid != superblock.uuid.to_string());
     let last = last.and_then(|last| last.note().check_flash(&superblock).map(|()| last));
-    let mut notes = Vec::new();
     warnings.extend(absent(last.as_ref().ok(), &drives));
     let divided = former::division(config, path, &superblock, geometry, last.as_ref().ok(), &dir)?;
     let (plan, kept_from) = match divided {
@@ -310,7 +309,13 @@ pub(super) fn prepare(
 
     let saved = |name: &str| std::fs::read(dir.join(name)).ok();
     let state_of = |taken: &Taken| -> Option<BudgetState> {
-        let kept = saved(&budget_name(taken.place)).filter(|_| !taken.fresh)?;
+        if taken.fresh {
+            return None;
+        }
+        // What it spent when it was alone is its own still.
+        let was_alone = taken.superblocks.current().part.is_none();
+        let own = saved(&budget_name(taken.says.part.as_ref()));
+        let kept = own.or_else(|| saved(BUDGET).filter(|_| was_alone))?;
         serde_json::from_slice(&kept).ok()
     };
     drives.sort_by_key(|taken| taken.place);
@@ -447,6 +452,7 @@ pub(super) fn prepare(
         device,
         drives,
         flash: geometry,
+        run: begun.superblock().run,
         dir,
         region,
         no_checkpoint,
@@ -473,11 +479,12 @@ pub(super) fn prepare(
 
 impl Drive {
     fn of(taken: Taken) -> Drive {
-        let Taken { place, medium, superblocks, .. } = taken;
+        let Taken { place, medium, superblocks, says, .. } = taken;
         let Medium { path, device, drive, .. } = medium;
         Drive {
             place,
             path: path.display().to_string(),
+            budget: budget_name(says.part.as_ref()),
             device,
             geometry: superblocks.current().geometry,
             superblock: Mutex::new(superblocks),
@@ -495,7 +502,9 @@ fn absent(last: Option<&RunFile>, drives: &[Taken]) -> Option<String> {
         |path: &String| drives.iter().any(|taken| taken.medium.path.as_os_str() == path.as_str());
     let all = std::iter::once(&last.path).chain(&last.further);
     let gone: Vec<_> = all.filter(|path| !here(path)).map(String::as_str).collect();
-    if gone.is_empty() || last.further.is_empty() {
+    // One that is known may be here by another name.
+    let known = drives.iter().filter(|taken| !taken.fresh).count();
+    if gone.is_empty() || last.further.is_empty() || known > last.further.len() {
         return None;
     }
     Some(format!(
@@ -542,12 +551,23 @@ impl StartIo for Durable<'_> {
     }
 
     fn write_superblock(&mut self, next: &Superblock) -> Result<(), CacheError> {
-        for taken in &mut *self.drives {
-            let says = match (taken.says.part, next.part) {
-                (Some(mine), Some(lead)) if mine.drive != lead.drive => taken.says.following(next),
-                _ => next.clone(),
-            };
-            taken.superblocks.write(&mut Head(taken.medium.device.as_ref()), says)?;
+        let leads = |taken: &Taken| match (taken.says.part, next.part) {
+            (Some(mine), Some(lead)) => mine.drive == lead.drive,
+            _ => true,
+        };
+        for taken in self.drives.iter_mut().filter(|taken| leads(taken)) {
+            taken.superblocks.write(&mut Head(taken.medium.device.as_ref()), next.clone())?;
+        }
+        // One that does not take it serves all the same, and is not believed by the next start.
+        for taken in self.drives.iter_mut().filter(|taken| !leads(taken)) {
+            let says = taken.says.following(next);
+            let head = &mut Head(taken.medium.device.as_ref());
+            if let Err(error) = taken.superblocks.write(head, says) {
+                let path = taken.medium.path.display();
+                self.warnings.push(format!(
+                    "flash '{path}' cannot be written ({error}): what is on it now will be forgotten at the next start, the others go on"
+                ));
+            }
         }
         Ok(())
     }
@@ -609,10 +629,13 @@ impl StopIo for Closing<'_> {
         if let Some(why) = flash.no_checkpoint {
             return (Err(why.to_owned()), 0);
         }
-        let Some(drive) = tables.first().and_then(|(place, _)| flash.drive(*place)) else {
-            return (Err("there is no such drive".to_owned()), 0);
+        let of_run = |place: &usize| {
+            let current = locked(&flash.drive(*place)?.superblock).current().clone();
+            (current.run == flash.run).then_some(current)
         };
-        let current = locked(&drive.superblock).current().clone();
+        let Some(current) = tables.iter().find_map(|(place, _)| of_run(place)) else {
+            return (Err("no drive says that it is of this run".to_owned()), 0);
+        };
         let mut writing = Writing { at: self.now.wall, hurry: &self.core.hurry, bytes: 0 };
         let (indexes, apps) = (&rest.indexes, rest.apps);
         let written = write_checkpoint(
@@ -631,6 +654,9 @@ impl StopIo for Closing<'_> {
         let drive = self.flash.drive(drive).ok_or("there is no such drive")?;
         let mut superblocks = locked(&drive.superblock);
         let current = superblocks.current();
+        if current.run != self.flash.run {
+            return Err("it does not say that it is of this run".to_owned());
+        }
         let stopped = current.stop(current.cas_base);
         superblocks.write(&mut Head(drive.device.as_ref()), stopped).map_err(|e| e.to_string())
     }
@@ -710,6 +736,9 @@ fn build_node(
     let one = |i: usize, words: ShardWords| -> Result<_, CacheError> {
         let (mut shard, report) = setup.shard_in(i, words.index, generations)?;
         shard.keep_flash_bytes(words.apps, generations.is_some());
+        if !setup.flash().drives.is_one() {
+            shard.forget_share(report.kept, report.dropped);
+        }
         larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
         Ok((shard, report))
     };
@@ -831,6 +860,8 @@ impl Core {
         mut further: Vec<DriveUpkeep<AlignedBuf>>,
         now: Now,
     ) {
+        // What further drives hold bears numbers of applications, which are known on disk before.
+        maintenance.keep_ahead(now, &self.node, 0, &mut Disk::first(Some(flash)));
         for upkeep in &mut further {
             let mut disk = Disk(Some((flash, upkeep.drive())));
             upkeep.drain(now, &self.node, &mut disk);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use larder_runtime::datadir;
 
-use super::cleaner::{APPLICATIONS, BUDGET, budget_place};
+use super::cleaner::{APPLICATIONS, BUDGET, is_budget_of_drive};
 use super::run::RUN;
 use super::warm::CHECKPOINT;
 
@@ -51,7 +51,7 @@ fn in_data_dir(data_dir: &Path, path: &Path) -> Option<String> {
     let name = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let whole = name.strip_prefix('.').and_then(|name| name.strip_suffix(".new")).unwrap_or(name);
     let inside = place.parent() == Some(dir.as_path());
-    let whole = if budget_place(whole).is_some() { BUDGET } else { whole };
+    let whole = if is_budget_of_drive(whole) { BUDGET } else { whole };
     let found = NAMES
         .iter()
         .find(|(own, _)| (inside && *own == whole) || is_same_file(&data_dir.join(own), path));
@@ -97,7 +97,10 @@ mod tests {
         // Before anything exists.
         assert!(own("data/checkpoint").unwrap().contains("is the checkpoint"));
         assert!(own("data/.run.json.new").is_some());
-        assert!(own("data/budget-3.json").is_some() && own("data/budget-x.json").is_none());
+        assert!(
+            own("data/budget-00000000000000ab.json").is_some()
+                && own("data/budget-x.json").is_none()
+        );
         assert!(own("data/budget.json").is_some() && own("data/applications.json").is_some());
         assert!(own("drive").unwrap().contains("is the flash"));
         assert_eq!(own("data/pid"), None);

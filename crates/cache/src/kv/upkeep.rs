@@ -52,10 +52,10 @@ impl Upkeep {
                 maintenance.fitted(now, &core.node, set.app, model);
                 worked = true;
             }
-            for (listener, upkeep) in further.iter_mut().enumerate() {
+            for upkeep in further.iter_mut() {
                 let mut disk = Disk(core.flash().map(|flash| (flash, upkeep.drive())));
-                let mut fx = DriveFx { cache: core, listener };
-                if upkeep.turn(now, &core.node, &mut disk, &mut fx) == Turn::Again {
+                let turn = upkeep.turn(now, &core.node, &mut disk, &mut DriveFx(core));
+                if turn == Turn::Again {
                     worked = true;
                     maintenance.wake();
                 }

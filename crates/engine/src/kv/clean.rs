@@ -556,8 +556,11 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Nothing is on its way there any more but what goes on.
     fn has_arrived(&mut self, to: Destination) {
         let way = self.way(to.drive, to.kind);
-        way.dead.clear();
         way.staged = u32::from(to.goes_on);
+        // What goes on may have changed: it does not go to flash again before its end is written.
+        if !to.goes_on {
+            way.dead.clear();
+        }
     }
 
     /// What is on its way to a drive.

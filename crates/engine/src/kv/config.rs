@@ -79,7 +79,7 @@ impl Drives {
 pub struct FlashGeometry {
     /// Mixed into every record's checksum.
     pub salt: u32,
-    /// Segments, numbered from 1; 0 means there is no flash. With several drives the highest number.
+    /// Segments, numbered from 1; 0 means there is no flash. With several drives the highest number that there can be.
     pub segments: u16,
     /// Bytes per segment, a multiple of 4,096.
     pub segment_bytes: u32,
@@ -111,17 +111,17 @@ impl FlashGeometry {
     pub const NONE: FlashGeometry =
         FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096, drives: Drives::ONE };
 
-    /// Drives with this salt and segments of so many bytes, by place.
+    /// Drives with this salt and segments of so many bytes, by place, whose segments have numbers up to `segments`: whichever drives there
+    /// are, since how an entry is read follows from that.
     ///
     /// # Panics
     /// If there are more than [`MOST_DRIVES`].
-    pub fn of_drives(salt: u32, segment_bytes: u32, drives: &[DriveSegments]) -> FlashGeometry {
-        let highest = |d: &DriveSegments| {
-            let small = d.numbers.number(d.segments.min(d.numbers.small));
-            d.numbers.highest(d.segments).max(small)
-        };
-        let present = drives.iter().filter(|drive| drive.segments > 0);
-        let segments = present.map(highest).max().unwrap_or(0);
+    pub fn of_drives(
+        salt: u32,
+        segment_bytes: u32,
+        segments: u16,
+        drives: &[DriveSegments],
+    ) -> FlashGeometry {
         FlashGeometry { salt, segments, segment_bytes, drives: Drives::of(drives) }
     }
 
@@ -189,18 +189,18 @@ impl FlashGeometry {
         u64::from(segments - segment + 1) * u64::from(self.segment_bytes)
     }
 
-    /// The last segment of the zone of segment `s`: an eighth of the flash (of its first 4,095 segments), a quarter where that is few. A record may go on from segment to segment, but not
+    /// The last segment of the zone of segment `s`: an eighth of the flash (of its `small` first segments, which can hold small objects), a quarter where that is few. A record may go on from segment to segment, but not
     /// beyond its zone: within one, segments are filled and reclaimed in the order of their numbers, so that none loses its end
     /// before its beginning.
-    pub fn zone_end(&self, s: u16) -> u16 {
-        let zone = self.zone();
+    pub fn zone_end(&self, s: u16, small: u16) -> u16 {
+        let zone = self.zone(small);
         (s.saturating_sub(1) / zone).saturating_add(1).saturating_mul(zone).min(self.segments)
     }
 
     /// Segments of a zone.
-    fn zone(&self) -> u16 {
+    fn zone(&self, small: u16) -> u16 {
         // So that a zone that is kept for large records leaves some of those that can hold small ones.
-        let segments = self.segments.min(SMALL_SEGMENTS);
+        let segments = self.segments.min(small);
         (segments / 8).max((segments / 4).min(8)).max(1)
     }
 
@@ -213,9 +213,14 @@ impl FlashGeometry {
     pub fn longest_record(&self) -> u64 {
         if !self.drives.is_one() {
             let each = (0..MOST_DRIVES).filter_map(|i| self.part(i));
-            return each.map(|(own, _)| own.longest_record()).min().unwrap_or(0);
+            let longest = |(own, part): (FlashGeometry, Part)| own.longest(part.numbers.small);
+            return each.map(longest).min().unwrap_or(0);
         }
-        let zone = u64::from(self.zone().min(self.segments)) * u64::from(self.segment_bytes);
+        self.longest(SMALL_SEGMENTS)
+    }
+
+    fn longest(&self, small: u16) -> u64 {
+        let zone = u64::from(self.zone(small).min(self.segments)) * u64::from(self.segment_bytes);
         zone.min(LONGEST_EXTENT as u64)
     }
 }

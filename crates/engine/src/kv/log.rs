@@ -428,11 +428,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     /// How it stands.
     fn standing(&mut self, now: Now) -> Standing {
         let segment = u64::from(self.config.flash.segment_bytes);
+        let affords = match self.budget.saved(now.mono) {
+            None => true,
+            // (What can be saved up may be less than a segment.)
+            Some((saved, most)) => saved > 0 && saved >= segment.min(most / 2),
+        };
         Standing {
             drive: self.config.part.drive,
             capacity: self.config.flash.capacity(),
             written: self.stats.bytes_written,
-            takes: self.usable(now) && self.budget.available(now.mono) >= segment,
+            takes: self.usable(now) && affords,
         }
     }
 

@@ -352,6 +352,20 @@ impl<M: ObjectMemory> KvShard<M> {
         }
     }
 
+    /// Of the objects on flash so many were kept at a start and so many dropped with a drive, each application's alike for want of
+    /// knowing better.
+    pub fn forget_share(&mut self, kept: u64, dropped: u64) {
+        if dropped == 0 {
+            return;
+        }
+        for i in 0..AppId::COUNT {
+            let app = AppId(i as u16);
+            let bytes = u128::from(self.apps.of(app).flash_bytes) * u128::from(kept);
+            let left = (bytes / u128::from(kept + dropped)) as u64;
+            self.set_app_flash_bytes(app, left);
+        }
+    }
+
     /// Changes the bytes of an application's records on flash.
     pub(super) fn set_app_flash_bytes(&mut self, app: AppId, bytes: u64) {
         self.apps.of_mut(app).flash_bytes = bytes;

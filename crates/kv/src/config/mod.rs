@@ -578,7 +578,10 @@ fn resolve_flash(
         return Err(value("flash", again.display(), "is named twice: name each drive once"));
     }
     let path = paths.first().cloned().unwrap_or_default();
-    let total = s.flash_size.as_ref().map(|sizes| sizes.iter().map(|size| size.0).sum::<u64>());
+    let total = s
+        .flash_size
+        .as_ref()
+        .map(|sizes| sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(size.0)));
     let object_size = match (s.flash_object_size, total) {
         (Some(size), _) => size.0,
         (None, Some(flash)) => defaults::object_size(flash, memory, need),
@@ -617,7 +620,8 @@ fn resolve_flash(
         };
         sizes.push(size);
     }
-    if let Some(all) = sizes.iter().copied().sum::<Option<u64>>() {
+    let sum = |all: Option<u64>, size: &Option<u64>| Some(all?.saturating_add((*size)?));
+    if let Some(all) = sizes.iter().fold(Some(0), sum) {
         defaults::check_flash(all, memory, object_size)
             .map_err(|e| value("flash-size", ByteSize(all), with_remedy(&e)))?;
         s.flash_size = Some(sizes.iter().flatten().map(|size| ByteSize(*size)).collect());

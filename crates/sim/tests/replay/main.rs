@@ -136,9 +136,9 @@ fn a_record_of_another_version_is_refused() {
         out.extend_from_slice(&bytes[setup.end..]);
         RecordFile::<_>::open(Cursor::new(out)).map(|_| ()).map_err(|e| e.to_string())
     };
-    for (version, said) in [(None, 1), (Some(1), 1), (Some(8), 8), (Some(10), 10)] {
+    for (version, said) in [(None, 1), (Some(1), 1), (Some(9), 9), (Some(11), 11)] {
         let why = with(version).unwrap_err();
-        let words = format!("of version {said}, and this larder reads version 9");
+        let words = format!("of version {said}, and this larder reads version 10");
         assert!(why.contains(&words), "{why}");
     }
     assert_eq!(with(Some(9)), Ok(()));

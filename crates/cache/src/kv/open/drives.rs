@@ -65,6 +65,8 @@ pub(in crate::kv) struct Taken {
 pub(in crate::kv) struct AllTaken {
     pub(in crate::kv) drives: Vec<Taken>,
     pub(in crate::kv) flash: FlashGeometry,
+    /// What the operator may want to know: one line each.
+    pub(in crate::kv) notes: Vec<String>,
     /// What the operator should know: one line each.
     pub(in crate::kv) warnings: Vec<String>,
 }
@@ -87,16 +89,29 @@ pub(in crate::kv) fn take(
     let is_part = |l: &Looked| l.found.as_ref().is_some_and(|c| c.superblock.part.is_some());
     let (members, flash) = match &looked[..] {
         [one] if !is_part(one) => alone(config, &media[0], one, now)?,
-        all => several(config, &media, all, now)?,
+        all => {
+            if let Some(record) = &config.record {
+                return Err(CacheError::RecordSeveral(record.file.clone()));
+            }
+            several(config, &media, all, now)?
+        }
     };
     // What cannot be served is not formatted.
     let (max_item, of) = (u64::from(config.max_item), Some((flash, config.flash_object_size)));
     if members.iter().any(|member| member.fresh) {
         Plan::over(config.memory, max_item, of, need(config))?;
     }
-    let mut all = AllTaken { drives: Vec::new(), flash, warnings: Vec::new() };
+    let mut all = AllTaken { drives: Vec::new(), flash, notes: Vec::new(), warnings: Vec::new() };
+    let new = members.iter().filter(|member| member.fresh).count();
+    let some = new > 0 && new < members.len();
     for ((medium, looked), member) in media.into_iter().zip(looked).zip(members) {
-        all.drives.push(one(medium, looked, member, &mut all.warnings)?);
+        let (fresh, known) = (member.fresh, looked.found.is_some());
+        let taken = one(medium, looked, member, &mut all.warnings)?;
+        if some && fresh && !known {
+            let path = taken.medium.path.display();
+            all.notes.push(format!("flash '{path}' formatted: it is new to this cache"));
+        }
+        all.drives.push(taken);
     }
     Ok(all)
 }
@@ -139,7 +154,7 @@ fn several(
         .zip(looked)
         .map(|(medium, looked)| FoundDrive {
             superblock: looked.found.as_ref().map(|chosen| &chosen.superblock),
-            bytes: medium.size.unwrap_or_else(|| medium.device.geometry().size),
+            bytes: medium.size.map_or(medium.device.geometry().size, whole_pages),
         })
         .collect();
     let members = drives::assemble(&found, config.memory, u64::from(config.max_item), &drawn)
@@ -152,6 +167,11 @@ fn several(
         })?;
     let flash = flash_of(&members);
     Ok((members, flash))
+}
+
+/// What a device has of so many bytes.
+fn whole_pages(bytes: u64) -> u64 {
+    bytes / PAGE_SIZE as u64 * PAGE_SIZE as u64
 }
 
 /// What is wrong with a drive, and what helps.
@@ -182,7 +202,7 @@ fn look(config: &CacheConfig, medium: &Medium) -> Result<Looked, CacheError> {
         Ok(chosen) => {
             let formatted = chosen.superblock.geometry.device_bytes();
             if let Some(wanted) = medium.size
-                && wanted != formatted
+                && whole_pages(wanted) != whole_pages(formatted)
             {
                 return Err(CacheError::OtherSize {
                     path: path.clone(),

@@ -100,7 +100,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         if self.at_cursor(None) != Some(segment + 1) {
             return segment;
         }
-        let end = self.config.flash.zone_end(segment);
+        let end = self.config.flash.zone_end(segment, self.last_small());
         let free = |s: &u16| self.table.state(*s) != SegmentState::Filling && !self.passes_over(*s);
         (segment + 1..=end).take_while(free).last().unwrap_or(segment)
     }
@@ -125,7 +125,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         let Some(open) = self.open[1].take() else { return false };
         self.table.set(open.segment, SegmentState::Free, 0);
         self.buffers.push(open.builder.finish().0);
-        let end = self.config.flash.zone_end(open.segment);
+        let end = self.config.flash.zone_end(open.segment, self.last_small());
         self.kept = None;
         // (Small segments may have taken it further.)
         if self.at_cursor(None).is_some_and(|at| at <= end && at > open.segment) {

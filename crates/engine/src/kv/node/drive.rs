@@ -14,8 +14,8 @@ use crate::kv::log::{FlashLog, SegmentIo};
 pub trait DriveEffects {
     /// The drive is out of use since writes fail, or in use again.
     fn degraded(&mut self, _drive: usize, _degraded: bool) {}
-    /// The turn is another drive's, whose thread may rest: all are to look.
-    fn pass(&mut self) {}
+    /// The turn is that of the drive at this place, whose thread may rest: it is to look.
+    fn pass(&mut self, _drive: usize) {}
 }
 
 /// Owned by one thread. See the [module](self).
@@ -55,14 +55,15 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> DriveUpkeep<B> {
             self.flash.keep_budget(now, SEGMENTS_OF_A_STEP * self.flash.segment_bytes(), io);
             let stepped = self.flash.step(now, node, io);
             self.wanted = stepped.worked;
-            if stepped.passed {
-                fx.pass();
+            if let Some(to) = stepped.passed {
+                fx.pass(to);
             }
             if std::mem::replace(&mut self.degraded, stepped.degraded) != stepped.degraded {
                 fx.degraded(self.drive(), stepped.degraded);
             }
         } else {
             self.wanted = false;
+            node.set_making_room(self.drive(), false);
         }
         if self.wanted {
             return Turn::Again;
@@ -89,6 +90,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> DriveUpkeep<B> {
         if node.names_are_kept() {
             self.flash.drain(now, node, io);
         }
+        self.flash.keep_what_is(now, io);
     }
 
     /// The log.

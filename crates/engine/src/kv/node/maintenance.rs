@@ -48,8 +48,8 @@ pub trait MaintenanceEffects {
     fn evicted(&mut self, _now: Now, _evicted: Vec<Evicted>, _lost: u64) {}
     /// The first drive is out of use since writes fail, or in use again.
     fn degraded(&mut self, _degraded: bool) {}
-    /// The turn is another drive's, whose thread may rest: all are to look.
-    fn pass(&mut self) {}
+    /// The turn is that of the drive at this place, whose thread may rest: it is to look.
+    fn pass(&mut self, _drive: usize) {}
     /// The flash index is too small for the objects that come to flash, or is not any more.
     fn index_full(&mut self, _full: Option<IndexFull>) {}
     /// Objects were met that flash cannot hold for their size: all so far. Told once a minute at most.
@@ -262,11 +262,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         io: &mut impl StateIo,
     ) {
         let Some(flash) = &mut self.flash else { return };
-        let budget = flash.log.unrecorded().budget_mut();
-        budget.charge(now.mono, bytes);
-        let state = budget.state(now.mono);
-        let written = io.keep_budget(state);
-        flash.kept_budget.kept(now.mono, state, written);
+        flash.log.unrecorded().budget_mut().charge(now.mono, bytes);
+        flash.keep_what_is(now, io);
         self.publish(node);
     }
 }
@@ -277,8 +274,8 @@ pub(super) struct LogStepped {
     pub(super) worked: bool,
     /// The drive is out of use since writes fail.
     pub(super) degraded: bool,
-    /// The turn is another drive's.
-    pub(super) passed: bool,
+    /// The turn is this other drive's, and there is something to do.
+    pub(super) passed: Option<usize>,
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
@@ -334,7 +331,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
     ) -> LogStepped {
         let drive = self.drive();
         node.set_making_room(drive, true);
-        let mut shards = InTurn { node, passed: false };
+        let mut shards = InTurn { node, whose: drive, passed: None };
         let step = self.log.step(now, &mut shards, &mut Busy { node, drive, io });
         node.set_making_room(drive, step == Step::Worked);
         self.publish(node);
@@ -353,6 +350,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Flash<B> {
         self.keep_budget(now, 2 * self.segment_bytes, io);
         self.log.unrecorded().drain(now, &mut OneByOne(node), io);
         self.publish(node);
+    }
+
+    /// The file of the write budget says what is.
+    pub(super) fn keep_what_is(&mut self, now: Now, io: &mut impl StateIo) {
+        let state = self.log.unrecorded().budget_mut().state(now.mono);
+        let written = io.keep_budget(state);
+        self.kept_budget.kept(now.mono, state, written);
     }
 
     /// The file of the write budget is ahead of what is written, before so many bytes more are.
@@ -510,8 +514,8 @@ where
             return Stepped { worked: false, degraded: false };
         };
         let stepped = flash.step(now, self.node, self.io);
-        if stepped.passed {
-            self.fx.pass();
+        if let Some(to) = stepped.passed {
+            self.fx.pass(to);
         }
         let written = flash.log.stats().segments_written;
         if written != flash.looked.0 {

@@ -383,6 +383,13 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         }
     }
 
+    /// Nobody sees to a drive's log any more: others are not kept waiting for it.
+    pub fn leave(&self, drive: usize) {
+        if let Some((turns, _)) = &self.turns {
+            turns.lock().leave(drive);
+        }
+    }
+
     /// The log of this drive begins to write or read, or has ended: seen to where that is done. (A test has it last.)
     pub fn set_busy(&self, drive: usize, busy: bool) {
         if let Some((turns, _)) = &self.turns {
@@ -630,10 +637,11 @@ impl<L: LockKind, M: ObjectMemory, I: SegmentIo> SegmentIo for Busy<'_, L, M, I>
     }
 }
 
-/// The shards to a log, and whether it had to pass.
+/// The shards to a log, and to which drive it had to pass the turn.
 pub(super) struct InTurn<'a, L: LockKind, M> {
     pub(super) node: &'a Node<L, M>,
-    pub(super) passed: bool,
+    pub(super) whose: usize,
+    pub(super) passed: Option<usize>,
 }
 
 impl<L: LockKind, M: ObjectMemory> Shards<M> for InTurn<'_, L, M> {
@@ -650,13 +658,12 @@ impl<L: LockKind, M: ObjectMemory> Shards<M> for InTurn<'_, L, M> {
         self.node.turns.is_some()
     }
     fn is_turn(&mut self, standing: &Standing) -> bool {
-        match &self.node.turns {
-            Some((turns, segment)) => turns.lock().is_turn(standing, *segment),
-            None => true,
-        }
+        let Some((turns, segment)) = &self.node.turns else { return true };
+        self.whose = turns.lock().whose(standing, *segment);
+        self.whose == standing.drive
     }
     fn pass(&mut self) {
-        self.passed = true;
+        self.passed = Some(self.whose);
     }
 }
 

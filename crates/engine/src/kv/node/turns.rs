@@ -43,27 +43,30 @@ impl Turns {
         }
     }
 
-    /// Whether the turn is this log's.
-    pub(super) fn is_turn(&mut self, standing: &Standing, segment_bytes: u64) -> bool {
-        let capacity = standing.capacity.max(1) as f64;
-        let Some(mine) = self.drives.get_mut(standing.drive) else { return false };
+    /// A drive has gone, or nobody sees to it any more.
+    pub(super) fn leave(&mut self, drive: usize) {
+        if let Some(mine) = self.drives.get_mut(drive) {
+            *mine = OfDrive::default();
+        }
+    }
+
+    /// Whose turn it is, asked by this log.
+    pub(super) fn whose(&mut self, standing: &Standing, segment_bytes: u64) -> usize {
+        let (me, capacity) = (standing.drive, standing.capacity.max(1) as f64);
+        let Some(mine) = self.drives.get_mut(me) else { return me };
         mine.given += standing.written.saturating_sub(mine.written) as f64 / capacity;
         (mine.written, mine.takes) = (standing.written, standing.takes);
-        let (given, takes) = (mine.given, mine.takes);
         let most = self.drives.iter().map(|d| d.given).fold(0.0, f64::max);
         let behind = MOST_BEHIND * segment_bytes as f64 / capacity;
-        let mine = &mut self.drives[standing.drive];
-        mine.given = given.max(most - behind);
-        let given = mine.given;
-        let mut others =
-            self.drives.iter().enumerate().filter(|(i, d)| d.is_there && *i != standing.drive);
-        if takes {
-            // Of those that could, none has been given less.
-            return !others.any(|(i, d)| {
-                d.takes && !d.busy && (d.given < given || d.given == given && i < standing.drive)
-            });
-        }
-        !others.any(|(i, d)| d.takes || i < standing.drive)
+        let mine = &mut self.drives[me];
+        mine.given = mine.given.max(most - behind);
+        // What is busy is not waited for. Who asks is not.
+        let free =
+            self.drives.iter().enumerate().filter(|(i, d)| *i == me || d.is_there && !d.busy);
+        let takers = free.clone().filter(|(_, d)| d.takes);
+        let least = takers.min_by(|(i, a), (j, b)| a.given.total_cmp(&b.given).then(i.cmp(j)));
+        // Where none can write the first evicts.
+        least.or_else(|| free.min_by_key(|(i, _)| *i)).map_or(me, |(i, _)| i)
     }
 }
 
@@ -84,7 +87,7 @@ mod tests {
         }
         fn asks(&mut self, drive: usize) -> bool {
             let (capacity, written, takes) = self.0[drive];
-            self.1.is_turn(&Standing { drive, capacity, written, takes }, SEGMENT)
+            self.1.whose(&Standing { drive, capacity, written, takes }, SEGMENT) == drive
         }
         /// Whose turn it is, when all have asked.
         fn turn(&mut self) -> Vec<usize> {
@@ -133,9 +136,17 @@ mod tests {
         // None can: one of them evicts.
         (0..3).for_each(|i| drives.0[i].2 = false);
         assert_eq!(drives.turn(), [0]);
-        drives.1.set_busy(0, true);
+        // Nor is one that hangs waited for.
+        drives.0[1].2 = true;
+        drives.turn();
+        drives.1.set_busy(1, true);
+        assert!(drives.asks(0) && !drives.asks(2));
         drives.0[2].2 = true;
-        assert_eq!(drives.turn(), [2]);
+        drives.turn();
+        assert!(drives.asks(2) && !drives.asks(0));
+        // One whose thread has died has no turn.
+        drives.1.leave(2);
+        assert!(drives.asks(0));
     }
 
     #[test]

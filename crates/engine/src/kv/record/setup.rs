@@ -148,7 +148,7 @@ impl AppsSetup {
 
 /// The version that is written and read: another one's streams are others, and so is what the engine decides. Those that did not say
 /// are of version 1.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 
 fn version_that_was_not_said() -> u32 {
     1
@@ -275,7 +275,7 @@ impl RunSetup {
             return FlashGeometry { salt, segments, segment_bytes, drives: Drives::ONE };
         }
         let drives: Vec<_> = self.drives.iter().map(DriveSegments::from).collect();
-        FlashGeometry::of_drives(salt, segment_bytes, &drives)
+        FlashGeometry::of_drives(salt, segment_bytes, segments, &drives)
     }
 
     /// Hashes keys as the run did.
@@ -342,9 +342,12 @@ impl RunSetup {
             others.into_iter().all(|b| !a.numbers.overlap(a.segments, &b.numbers, b.segments))
         });
         check(apart, "drives", drives, "drives whose segments have numbers of their own")?;
-        let highest = u64::from(self.flash().segments);
-        let sound = highest == u64::from(self.segments);
-        check(sound, "segments", u64::from(self.segments), "the highest number of a segment")?;
+        let can_be = |d: &DriveSetup| {
+            let drive = DriveSegments::from(d);
+            d.segments == 0 || drive.numbers.can_be(d.segments, self.segments)
+        };
+        let sound = self.drives.iter().all(can_be);
+        check(sound, "segments", u64::from(self.segments), "at least the number of each segment")?;
         let has_log = self.log.is_some();
         check(
             has_log == (self.segments > 0),

@@ -5,8 +5,8 @@
 //! another while it was away.
 
 use larder_base::{HashKey, UnixSecs};
-use larder_format::geometry::{MAX_SEGMENTS, Numbers, SMALL_SEGMENTS};
-use larder_format::superblock::{PLACES, PartOf};
+use larder_format::geometry::{MAX_SEGMENTS, Numbers, SMALL_SEGMENTS, run_bits};
+use larder_format::superblock::{PLACES, PartOf, most_of};
 use larder_format::{Geometry, GeometryError, Superblock, Uuid};
 
 use crate::kv::config::{DriveSegments, FlashGeometry, MOST_DRIVES};
@@ -18,8 +18,9 @@ const WANTED_SEGMENTS: u64 = 32;
 const LEAST_SEGMENT: u64 = 64 << 10;
 /// Segments of a drive that can hold small objects, at least: with fewer they would turn over in no time.
 const LEAST_SMALL: u16 = 16;
-/// Of the segments that can hold small objects the first drives leave so many for drives that are added.
-const LEFT_FOR_OTHERS: u16 = SMALL_SEGMENTS / 2;
+/// Of the segments that can hold small objects drives have so many together where they could have more, and leave the rest for drives that are
+/// added.
+const SHARED: u16 = SMALL_SEGMENTS / 2;
 
 /// A drive as a start finds it.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +87,8 @@ pub enum DrivesError {
 
 /// Which of the drives an only one is as long as no other has joined it.
 fn part_of(superblock: &Superblock) -> PartOf {
-    superblock.part.unwrap_or(PartOf { drive: 0, place: 0, numbers: Numbers::ALONE })
+    let bits = run_bits(superblock.geometry.segments()) as u8;
+    superblock.part.unwrap_or(PartOf { drive: 0, place: 0, numbers: Numbers::ALONE, bits })
 }
 
 /// What becomes of the drives, in their order; a drive that is alone, and always was, is not asked about.
@@ -123,11 +125,21 @@ pub fn assemble(
         Some((_, superblock)) => u64::from(superblock.geometry.segment_bytes()),
         None => segment_of(found, memory, max_item).map_err(|e| (0, e.into()))?,
     };
+    let divided = |bytes| Geometry::with_segment(bytes, segment);
+    let segments: Vec<u64> = (0..found.len())
+        .map(|i| divided(found[i].bytes).map_or(0, |g| u64::from(g.segments())))
+        .collect();
+    let total: u64 = segments.iter().sum::<u64>().max(1);
+    // How entries are read follows from this: it is the cache's for good. New ones have numbers for as many again.
+    let bits = match staying.first() {
+        Some((_, superblock)) => part_of(superblock).bits,
+        None => run_bits((2 * total).min(MAX_SEGMENTS.into()) as u16) as u8,
+    };
+    let most = most_of(bits);
     let first = match known.first() {
         Some((_, superblock)) => (*superblock).clone(),
         None => {
-            let any = Geometry::with_segment(found[0].bytes, segment);
-            let any = any.map_err(|e| (0, e.into()))?;
+            let any = divided(found[0].bytes).map_err(|e| (0, e.into()))?;
             Superblock::format(drawn.uuid, drawn.hash_key, any, drawn.now)
         }
     };
@@ -138,15 +150,6 @@ pub fn assemble(
         taken.push((part.numbers, superblock.geometry.segments()));
         places[usize::from(part.place)] = true;
     }
-    let divided = |bytes| Geometry::with_segment(bytes, segment);
-    let new = |i: &usize| !staying.iter().any(|(j, _)| j == i);
-    let segments: Vec<u64> = (0..found.len())
-        .map(|i| divided(found[i].bytes).map_or(0, |g| u64::from(g.segments())))
-        .collect();
-    let wanted: u64 = (0..found.len()).filter(new).map(|i| segments[i]).sum();
-    let held: u64 = taken.iter().map(|(n, all)| u64::from(n.small.min(*all))).sum();
-    let left = u64::from(SMALL_SEGMENTS).saturating_sub(held);
-    let for_new = if wanted <= left { wanted } else { left.min(LEFT_FOR_OTHERS.into()) };
     let mut names = drawn.names.iter();
     let mut members = Vec::with_capacity(found.len());
     for i in 0..found.len() {
@@ -160,14 +163,18 @@ pub fn assemble(
             continue;
         }
         let geometry = divided(found[i].bytes).map_err(|e| (i, e.into()))?;
-        let small = (for_new * segments[i] / wanted.max(1)).max(LEAST_SMALL.into()) as u16;
-        let numbers = Numbers::beside(&taken, geometry.segments(), small)
+        // All of them, where there are enough for twice the drives; else by capacity.
+        let small = match total <= u64::from(SHARED) {
+            true => geometry.segments(),
+            false => (u64::from(SHARED) * segments[i] / total).max(LEAST_SMALL.into()) as u16,
+        };
+        let numbers = Numbers::beside(&taken, geometry.segments(), small, most)
             .filter(|n| n.small >= LEAST_SMALL.min(geometry.segments()))
             .ok_or((i, DrivesError::NoNumbers(geometry.segments())))?;
         let place = places.iter().position(|taken| !taken).unwrap_or(0);
         places[place] = true;
         taken.push((numbers, geometry.segments()));
-        let part = PartOf { drive: name(), place: place as u8, numbers };
+        let part = PartOf { drive: name(), place: place as u8, numbers, bits };
         let superblock = first.format_beside(geometry, part, drawn.now);
         members.push(Member { superblock, fresh: true });
     }
@@ -180,11 +187,18 @@ fn check(known: &[(usize, &Superblock)]) -> Result<(), (usize, DrivesError)> {
         for (_, other) in &known[..at] {
             let segments = (mine.geometry.segment_bytes(), other.geometry.segment_bytes());
             let name = |s: &Superblock| s.part.map(|part| part.drive);
+            // One that says that it is alone has become a part since, unless the others have not been in any run.
+            let before = match (mine.part, other.part) {
+                (None, Some(_)) => other.run != 0,
+                (Some(_), None) => mine.run != 0,
+                _ => name(mine) == name(other),
+            };
+            let bits = (part_of(mine).bits, part_of(other).bits);
             let why = if mine.uuid != other.uuid || mine.hash_key != other.hash_key {
                 DrivesError::OtherCache(mine.uuid, other.uuid)
-            } else if name(mine) == name(other) {
+            } else if before {
                 DrivesError::Twice
-            } else if segments.0 != segments.1 {
+            } else if segments.0 != segments.1 || bits.0 != bits.1 {
                 DrivesError::Segments(segments.0, segments.1)
             } else {
                 continue;
@@ -200,6 +214,8 @@ fn check(known: &[(usize, &Superblock)]) -> Result<(), (usize, DrivesError)> {
 fn segment_of(found: &[FoundDrive<'_>], memory: u64, max_item: u64) -> Result<u64, GeometryError> {
     let total: u64 = found.iter().map(|f| f.bytes).sum();
     let smallest = found.iter().map(|f| f.bytes).min().unwrap_or(0);
+    // Each drive holds three of them in memory.
+    let memory = memory / found.len().max(1) as u64;
     let one = Plan::geometry(memory, total.saturating_mul(2), max_item)
         .or_else(|_| Plan::geometry(memory, total, max_item))?;
     let mut segment = u64::from(one.segment_bytes());
@@ -229,18 +245,21 @@ pub fn flash_of(members: &[Member]) -> FlashGeometry {
     let (salt, segment) = members
         .first()
         .map_or((0, 4096), |m| (m.superblock.salt(), m.superblock.geometry.segment_bytes()));
-    FlashGeometry::of_drives(salt, segment, &drives)
+    let most = members.first().map_or(0, |m| m.part().most());
+    FlashGeometry::of_drives(salt, segment, most, &drives)
 }
 
-/// The drive from which a start goes on: one that was in the last run, if there is one.
+/// The drive from which a start goes on: one that was in the last run, if there is one, and was there to its end.
 pub fn lead(members: &[Member], last_run: Option<u64>) -> usize {
     let kept = |m: &Member| !m.fresh;
     let of_last = |m: &Member| kept(m) && Some(m.superblock.run) == last_run;
+    let to_its_end = |m: &Member| of_last(m) && m.superblock.is_clean();
     let newest = || {
         let kept = members.iter().enumerate().filter(|(_, m)| kept(m));
         kept.max_by_key(|(i, m)| (m.superblock.epoch, std::cmp::Reverse(*i))).map(|(i, _)| i)
     };
-    members.iter().position(of_last).or_else(newest).unwrap_or(0)
+    let first = members.iter().position(to_its_end);
+    first.or_else(|| members.iter().position(of_last)).or_else(newest).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -267,9 +286,16 @@ mod tests {
     /// No number and no place twice, and small objects find some on each.
     fn are_apart(members: &[Member]) {
         let flash = flash_of(members);
+        // How entries are read does not depend on which of them are there.
+        for member in members {
+            let alone = flash_of(std::slice::from_ref(member));
+            assert_eq!(alone.segments, flash.segments);
+            assert_eq!(alone.extent_align(), flash.extent_align());
+        }
         for (i, a) in members.iter().enumerate() {
             let (part, segments) = (a.part(), a.superblock.geometry.segments());
-            assert!(part.numbers.can_be(segments), "{a:?}");
+            assert!(part.numbers.can_be(segments, part.most()), "{a:?}");
+            assert_eq!(part.bits, members[0].part().bits);
             assert!(part.numbers.small >= LEAST_SMALL.min(segments), "{a:?}");
             for s in [1, segments / 2, segments] {
                 assert_eq!(flash.at(part.numbers.number(s)), Some((part.place.into(), s)));
@@ -318,7 +344,11 @@ mod tests {
         assert!(members[0].fresh && !members[1].fresh);
         assert_eq!(members[1].part().numbers.number(77), 77);
         assert_eq!(members[0].superblock.salt(), alone.salt());
-        // It has all the numbers that can hold small objects.
+        // It has all the numbers that can hold small objects, or that there can be.
+        let large = Geometry::with_segment(3 * GIB, 1 << 20).unwrap();
+        let large = Superblock { geometry: large, ..alone.clone() };
+        let why = assembled(&[(Some(&large), 3 * GIB), (None, 2 * GIB)]).unwrap_err();
+        assert!(matches!(why, (1, DrivesError::NoNumbers(_))), "{why:?}");
         let geometry = Geometry::plan(100 * GIB).unwrap();
         let full = Superblock { geometry, ..alone };
         let why = assembled(&[(Some(&full), 100 * GIB), (None, GIB)]).unwrap_err();
@@ -334,9 +364,42 @@ mod tests {
         let why = refused(&[(Some(a), GIB), (None, GIB), (Some(&other), GIB)]);
         assert!(matches!(why, (2, DrivesError::OtherCache(..))), "{why:?}");
         assert_eq!(refused(&[(Some(a), GIB), (Some(a), GIB)]), (1, DrivesError::Twice));
+        // A copy of the first from when it was alone.
+        let alone = Superblock { part: None, incompatible: 0, ..a.clone() };
+        let ran = Superblock { run: 5, epoch: 1, ..a.clone() };
+        assert_eq!(refused(&[(Some(&ran), GIB), (Some(&alone), GIB)]), (1, DrivesError::Twice));
         assert!(matches!(refused(&[(None, GIB); 17]), (_, DrivesError::TooMany(17))));
         let small = refused(&[(Some(a), GIB), (None, 4096)]);
         assert!(matches!(small, (1, DrivesError::Geometry(_))), "{small:?}");
+    }
+
+    /// As often as somebody likes.
+    #[test]
+    fn drives_are_replaced_one_after_the_other() {
+        for sizes in [[GIB, GIB], [1 << 40, 1 << 40], [3 << 40, 1 << 40]] {
+            let mut members = assembled(&[(None, sizes[0]), (None, sizes[1])]).unwrap();
+            let bits = members[0].part().bits;
+            for i in 0..9 {
+                let kept = |j: usize| (i % 2 != j).then_some(&members[j].superblock);
+                members = assembled(&[(kept(0), sizes[0]), (kept(1), sizes[1])]).unwrap();
+                are_apart(&members);
+                assert_eq!(members[0].part().bits, bits);
+                assert!(members[i % 2].fresh && !members[1 - i % 2].fresh);
+            }
+        }
+    }
+
+    /// What of the last run stopped in good order leads, whichever is named first.
+    #[test]
+    fn a_drive_that_was_there_to_the_end_leads() {
+        let two = assembled(&[(None, GIB), (None, GIB)]).unwrap();
+        let of = |clean_epoch, m: &Member| Member {
+            superblock: Superblock { epoch: 4, clean_epoch, run: 7, ..m.superblock.clone() },
+            fresh: false,
+        };
+        let members = [of(3, &two[0]), of(4, &two[1])];
+        assert_eq!(lead(&members, Some(7)), 1);
+        assert_eq!(lead(&[of(3, &two[0]), of(3, &two[1])], Some(7)), 0);
     }
 
     /// A drive was away, and its place has been given to another: the one that came back is formatted, however they are named.
