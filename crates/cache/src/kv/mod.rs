@@ -120,7 +120,7 @@ impl Flash {
 
     /// As messages name it.
     fn name(&self) -> String {
-        self.drives.iter().map(|drive| drive.path.as_str()).collect::<Vec<_>>().join("', '")
+        self.drives.iter().map(|drive| drive.path.as_str()).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -182,21 +182,45 @@ pub(super) fn prepare_any(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Re
         Plan::new(config.memory, u64::from(config.max_item), flash, need(config))?;
     }
     let first = FlashFile { path: path.clone(), size: config.flash_size };
-    let mut media = Vec::new();
-    for FlashFile { path, size } in std::iter::once(&first).chain(&config.further) {
+    let files: Vec<&FlashFile> = std::iter::once(&first).chain(&config.further).collect();
+    let mut open = |file: &FlashFile, remake: bool| {
         let options = DeviceOptions {
-            size: size.map(ByteSize),
+            size: file.size.map(ByteSize),
             least: Plan::LEAST_FLASH,
-            remake: config.format_flash && size.is_some(),
-            ..DeviceOptions::new(path)
+            remake,
+            ..DeviceOptions::new(&file.path)
         };
-        let device = FlashDevice::open(&options).map_err(|e| match e {
-            DeviceError::SizeDiffers { .. } if path.is_file() => CacheError::FileSize(e),
-            e => e.into(),
-        })?;
+        let device = FlashDevice::open(&options)?;
         if device.was_created() {
-            undo.0.push(path.clone());
+            undo.0.push(file.path.clone());
         }
+        Ok(device)
+    };
+    let mut devices = Vec::new();
+    for file in &files {
+        devices.push(match open(file, false) {
+            Ok(device) => Some(device),
+            // It is made anew once all the others are known to be right.
+            Err(DeviceError::SizeDiffers { .. }) if config.format_flash => None,
+            Err(e @ DeviceError::SizeDiffers { .. }) if file.path.is_file() => {
+                return Err(CacheError::FileSize(e));
+            }
+            Err(e) => return Err(e.into()),
+        });
+    }
+    if files.len() > 1 && devices.iter().any(Option::is_none) {
+        drives::can_be(config, &files, &devices)?;
+    }
+    let mut media = Vec::new();
+    for (file, device) in files.into_iter().zip(devices) {
+        let FlashFile { path, size } = file;
+        let device = match device {
+            Some(device) => device,
+            None => open(file, true).map_err(|e| match e {
+                DeviceError::SizeDiffers { .. } if path.is_file() => CacheError::FileSize(e),
+                e => e.into(),
+            })?,
+        };
         let why_buffered = device.why_buffered().map(str::to_owned);
         let drive = Arc::new(device);
         let device: Arc<dyn Device> = drive.clone();
@@ -373,7 +397,7 @@ pub(super) fn prepare(
     for (place, words) in table_words {
         let Some(taken) = drives.iter().find(|taken| taken.place == place) else { continue };
         let kept = !taken.fresh && (drives.len() == 1 || begun.agrees(taken.superblocks.current()));
-        if begun.is_warm() && !kept {
+        if begun.is_warm() && !kept && !taken.fresh {
             warnings.push(format!(
                 "flash '{}' is not as the last run left it: it begins empty, the others go on",
                 taken.medium.path.display()
@@ -508,7 +532,7 @@ fn absent(last: Option<&RunFile>, drives: &[Taken]) -> Option<String> {
         return None;
     }
     Some(format!(
-        "flash '{}' was a drive of this cache, and is not named now: what it holds is forgotten, the others go on",
+        "flash '{}' took part in the last run, and is not named now: what is there is forgotten, the others go on",
         gone.join("', '")
     ))
 }

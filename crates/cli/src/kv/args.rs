@@ -131,7 +131,11 @@ impl Args {
             ));
         }
         // Unless a flag names another.
-        let flash = (settings.flash.as_ref() == Some(&extended.flash)).then_some(extended.flash);
+        let named = settings.flash.as_ref() == Some(&extended.flash);
+        if !named && !extended.flash.is_empty() {
+            ignored.push("ext_path (--flash names the drives)".to_owned());
+        }
+        let flash = named.then_some(extended.flash);
         let flash_folder =
             flash.iter().flatten().next().and_then(|first| folder_of(first.as_path()));
         Ok(Given { settings, ignored, flash_folder })

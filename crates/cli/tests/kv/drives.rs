@@ -81,7 +81,7 @@ fn each_drive_has_its_part_and_goes_and_comes_alone() {
     let server = start(&site, &two[..1], &[]);
     let mut client = server.connect();
     assert!(
-        server.log().contains("was a drive of this cache, and is not named now"),
+        server.log().contains("took part in the last run, and is not named now"),
         "{}",
         server.log()
     );

@@ -566,7 +566,7 @@ fn resolve_flash(
     if let Some(size) = s.flash_size.as_ref().filter(|sizes| !none && sizes.len() < paths.len()) {
         // A drive that is there says itself how large it is; which sizes are whose must be plain.
         let why = format!(
-            "is given {} times for {} drives: give each drive its size, in their order, or none to any",
+            "says the size of {} of {} drives: give each drive its size, in their order, or none to any",
             size.len(),
             paths.len()
         );

@@ -262,9 +262,8 @@ pub(crate) fn settings(
     stat(out, "client_flags_size", size_of::<u32>());
     stat(out, "larder_data_dir", config.data_dir.display());
     if let Some(flash) = &config.flash {
-        for path in flash.paths() {
-            stat(out, "larder_flash", path.display());
-        }
+        let paths: Vec<_> = flash.paths().map(|path| path.display().to_string()).collect();
+        stat(out, "larder_flash", paths.join(","));
         stat(out, "larder_flash_object_size", flash.object_size);
         stat(out, "larder_admission", config.admission.policy.as_str());
         stat(out, "larder_clock_bits", config.clock_bits);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder_base::{ByteSize, HashKey, Now};
+use larder_base::{ByteSize, HashKey, Now, UnixSecs};
 use larder_engine::kv::FlashGeometry;
 use larder_engine::kv::node::Plan;
 use larder_engine::kv::node::start::drives::{
@@ -16,7 +16,7 @@ use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
 use larder_runtime::{AlignedBuf, Device, FlashDevice};
 
 use super::super::warm::Region;
-use super::super::{CacheConfig, CacheError};
+use super::super::{CacheConfig, CacheError, FlashFile};
 use super::{need, random};
 
 /// The flash of a store, open: one drive of it.
@@ -114,6 +114,34 @@ pub(in crate::kv) fn take(
         all.drives.push(taken);
     }
     Ok(all)
+}
+
+/// That new drives of these sizes can be one cache, before any of them is touched. Of a file that is made anew the size is what is asked for.
+pub(in crate::kv) fn can_be(
+    config: &CacheConfig,
+    files: &[&FlashFile],
+    devices: &[Option<FlashDevice>],
+) -> Result<(), CacheError> {
+    let sizes = files.iter().zip(devices).map(|(file, device)| {
+        let there = device.as_ref().map_or(0, |device| device.geometry().size);
+        FoundDrive { superblock: None, bytes: file.size.map_or(there, whole_pages) }
+    });
+    let sizes: Vec<FoundDrive<'_>> = sizes.collect();
+    let drawn = DrivesDrawn {
+        uuid: Uuid([0; 16]),
+        hash_key: HashKey([0; 16]),
+        names: Vec::new(),
+        now: UnixSecs(0),
+    };
+    let max_item = u64::from(config.max_item);
+    let members = drives::assemble(&sizes, config.memory, max_item, &drawn);
+    let members = members.map_err(|(drive, why)| {
+        let path = files.get(drive).or(files.first()).map(|file| file.path.clone());
+        CacheError::Drive { path: path.unwrap_or_default(), why: remedy(&why) }
+    })?;
+    let of = Some((flash_of(&members), config.flash_object_size));
+    Plan::over(config.memory, max_item, of, need(config))?;
+    Ok(())
 }
 
 /// The only drive of a cache that never had another.

@@ -217,7 +217,8 @@ fn segment_of(found: &[FoundDrive<'_>], memory: u64, max_item: u64) -> Result<u6
     // Each drive holds three of them in memory.
     let memory = memory / found.len().max(1) as u64;
     let one = Plan::geometry(memory, total.saturating_mul(2), max_item)
-        .or_else(|_| Plan::geometry(memory, total, max_item))?;
+        // (Not all numbers are given out: drives end with whole segments, and leave some of those that can hold small objects.)
+        .or_else(|_| Plan::geometry(memory, total.saturating_add(total / 8), max_item))?;
     let mut segment = u64::from(one.segment_bytes());
     // (Of all numbers, less what drives lose that are cut into whole segments.)
     let numbered = |segment: u64| total / segment <= u64::from(MAX_SEGMENTS / 2);
@@ -314,6 +315,8 @@ mod tests {
             &[GIB, GIB][..],
             &[100 * GIB, GIB, 30 * GIB],
             &[4 << 40, 4 << 40, 4 << 40],
+            &[8 << 40, 5 << 20],
+            &[7 << 40, 6 << 40],
             &[8 << 20, 9 << 20],
             &[2 * GIB; 16],
             &[64 * GIB],
