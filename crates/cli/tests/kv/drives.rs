@@ -178,6 +178,47 @@ fn what_cannot_be_drives_of_one_cache_is_refused() {
     server.stop();
 }
 
+/// Where one of them cannot be used, none is made anew, though that was asked for.
+#[test]
+fn a_format_that_is_refused_changes_no_drive() {
+    let site = Site::new();
+    let two = [("flash", 64), ("b", 64)];
+    let server = start(&site, &two, &[]);
+    let mut client = server.connect();
+    store(&mut client, 1);
+    server.stop();
+    let server = start(&site, &two, &[]);
+    let before = found(&mut server.connect(), 1);
+    server.stop();
+    let z = drive(&site, "z").display().to_string();
+    let b = drive(&site, "b").display().to_string();
+    for (size, remedy) in [("1m", "at least"), ("900t", "too large")] {
+        let (code, told) = site.refused(&[
+            "-m",
+            "32",
+            "--admission",
+            "all",
+            "--flash-size",
+            "72m",
+            "--flash",
+            &b,
+            "--flash-size",
+            "64m",
+            "--flash",
+            &z,
+            "--flash-size",
+            size,
+            "--format-flash",
+        ]);
+        assert!(code.is_some_and(|code| code != 0), "{told}");
+        assert!(told.contains(remedy) || told.contains("more than"), "{told}");
+    }
+    let server = start(&site, &two, &[]);
+    assert!(server.log().contains("warm: "), "{}", server.log());
+    assert_eq!(found(&mut server.connect(), 1), before);
+    server.stop();
+}
+
 /// As charts give them.
 #[test]
 fn several_paths_of_extstore_are_drives() {
