@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::Mode;
@@ -120,9 +121,13 @@ pub fn listen_unix(
         socket.set_nonblocking(true)?;
         socket.set_cloexec(true)?;
         // The permissions must hold from the first moment, so they go through the umask, not a chmod after the bind.
+        // (There is one for the whole process.)
+        static ONE: Mutex<()> = Mutex::new(());
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let before = rustix::process::umask(Mode::from_raw_mode(!access.mode & 0o777));
-        let bound = socket.bind(&SockAddr::unix(path)?);
+        let bound = SockAddr::unix(path).and_then(|address| socket.bind(&address));
         rustix::process::umask(before);
+        drop(one);
         bound?;
         if access.group.is_some() {
             // Nobody can connect before it listens.

@@ -74,7 +74,7 @@ fn execute(shard: &mut KvShard, now: Now, key: &[u8], op: Op<'_>) -> (Outcome, b
     (shard.execute(now, &request, None, &mut sink), sink.hit)
 }
 
-fn fill(shard: &mut KvShard) {
+fn fill(shard: &mut KvShard, value: &[u8]) {
     let store = |value| {
         Op::Store(Store {
             mode: StoreMode::Set,
@@ -88,7 +88,7 @@ fn fill(shard: &mut KvShard) {
         })
     };
     if !execute(shard, NOW, KEY, Op::Get(Get::default())).1 {
-        let _ = execute(shard, NOW, KEY, store(b"its value"));
+        let _ = execute(shard, NOW, KEY, store(value));
     }
     let mut i = 0;
     while !shard.is_short() {
@@ -147,14 +147,14 @@ fn what_changed_on_its_way_to_one_drive_is_not_taken_for_what_goes_to_another() 
         |drive: usize| OnlyThis { drive, hash, segment: 1 + 20 * drive as u16, taken: Vec::new() };
     let (mut first, mut second) = (sink(0), sink(1));
     while first.taken.is_empty() {
-        fill(&mut shard);
+        fill(&mut shard, b"its value");
         shard.stage(NOW, &mut first);
     }
     let to = |drive| Destination { drive, kind: Kind::Small, goes_on: false };
     let soon = Expiry::at(UnixSecs(NOW.wall.0 + 10));
     let _ = execute(&mut shard, NOW, KEY, Op::Touch(soon));
     for _ in 0..50 {
-        fill(&mut shard);
+        fill(&mut shard, b"its value");
         shard.stage(NOW, &mut second);
         // What the second drive writes meanwhile is nothing of it.
         shard.publish(NOW, 22, 5, to(1), &[]);
@@ -164,4 +164,36 @@ fn what_changed_on_its_way_to_one_drive_is_not_taken_for_what_goes_to_another() 
     // On flash is the record that never expires: nothing may lead there.
     let (outcome, hit) = execute(&mut shard, late, KEY, Op::Get(Get::default()));
     assert!(outcome == Outcome::Done && !hit, "{outcome:?}");
+}
+
+/// A large record goes on in the next segment, and its object gets another expiry meanwhile: it does not go to flash again before the end of the
+/// record is written, since only its CAS would tell it from what goes on.
+#[test]
+fn what_changed_while_it_goes_on_does_not_go_to_flash_again_before_its_end() {
+    let mut shard = shard();
+    let hash = shard.config().hasher.hash(KEY);
+    let value = [7; 20_000];
+    let sink = || OnlyThis { drive: 0, hash, segment: 1, taken: Vec::new() };
+    let to = |goes_on| Destination { drive: 0, kind: Kind::Large, goes_on };
+    let tries = |shard: &mut KvShard| {
+        let mut sink = sink();
+        for _ in 0..50 {
+            fill(shard, &value);
+            shard.stage(NOW, &mut sink);
+        }
+        sink.taken.len()
+    };
+    let mut first = sink();
+    while first.taken.is_empty() {
+        fill(&mut shard, &value);
+        shard.stage(NOW, &mut first);
+    }
+    let soon = Expiry::at(UnixSecs(NOW.wall.0 + 100));
+    let _ = execute(&mut shard, NOW, KEY, Op::Touch(soon));
+    // The segment where it begins is written.
+    shard.publish(NOW, 1, 5, to(true), &[]);
+    assert_eq!(tries(&mut shard), 0);
+    // It has been given up, or its end is written: then it may.
+    shard.publish(NOW, 2, 6, to(false), &[]);
+    assert!(tries(&mut shard) > 0);
 }

@@ -273,7 +273,7 @@ mod tests {
             ("ssl_ciphers", "needs a value"),
             ("drop_privileges", "SystemCallFilter"),
             ("proxy_config=routelib", "in front"),
-            ("ext_path=/x:64m,ext_path=/y:64m", "RAID"),
+            ("ext_path=/x:64m,ext_path=/y:64m:compact", "needs a size"),
         ] {
             let e = run(text).unwrap_err();
             let last = text.rsplit(',').next().unwrap();

