@@ -310,6 +310,11 @@ fn open_store(
         | CacheError::MemoryFile { .. }
         | CacheError::Division { .. }
         | CacheError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(with_remedy(&e)),
+        e @ CacheError::Drive { .. } if e.to_string().contains("formatted anew") => {
+            CliError::Runtime(format!(
+                "{e}: start once with --format-flash (what is cached is lost)"
+            ))
+        }
         e => CliError::Runtime(e.to_string()),
     })?;
     for note in &opened.notes {

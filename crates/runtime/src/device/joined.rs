@@ -169,6 +169,6 @@ mod tests {
         let memory: Arc<dyn Device> = Arc::new(MemoryDevice::new(1 << 20));
         let joined = JoinedDevices::new(vec![Some(memory)]);
         assert!(joined.files().is_none());
-        assert_eq!(joined.geometry().block, 4096);
+        assert_eq!(joined.geometry().block, 512);
     }
 }

@@ -130,7 +130,7 @@ fn a_record_of_another_version_is_refused() {
     let with = |version: Option<u32>| {
         let mut head: serde_json::Value = serde_json::from_slice(&bytes[setup.clone()]).unwrap();
         let head = head.as_object_mut().unwrap();
-        assert_eq!(head.remove("kv"), Some(9.into()));
+        assert_eq!(head.remove("kv"), Some(10.into()));
         head.extend(version.map(|version| ("kv".to_owned(), version.into())));
         let mut out = file_header(&serde_json::to_vec(head).unwrap()).unwrap();
         out.extend_from_slice(&bytes[setup.end..]);
@@ -141,7 +141,7 @@ fn a_record_of_another_version_is_refused() {
         let words = format!("of version {said}, and this larder reads version 10");
         assert!(why.contains(&words), "{why}");
     }
-    assert_eq!(with(Some(9)), Ok(()));
+    assert_eq!(with(Some(10)), Ok(()));
 }
 
 /// Whatever is left of a file is replayed as far as it goes, and no difference is made up.

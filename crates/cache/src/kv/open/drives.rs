@@ -209,8 +209,10 @@ fn remedy(why: &DrivesError) -> String {
             "; leave it out, or erase it first (a new file, blkdiscard -z): what it holds is lost then"
         }
         DrivesError::Twice => "; name each drive once, and leave a copy out",
-        DrivesError::NoNumbers(_) => ": start once with --format-flash (what is cached is lost)",
-        DrivesError::TooMany(_) | DrivesError::Segments(..) | DrivesError::Geometry(_) => "",
+        DrivesError::TooMany(_)
+        | DrivesError::Segments(..)
+        | DrivesError::NoNumbers(_)
+        | DrivesError::Geometry(_) => "",
     };
     format!("{why}{helps}")
 }
