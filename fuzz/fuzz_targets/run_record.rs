@@ -48,6 +48,7 @@ fn kv_setup() -> RunSetup {
         salt: 0,
         segments: 0,
         segment_bytes: 4096,
+        drives: Vec::new(),
         shard: ShardSetup {
             arena_bytes: 64 << 10,
             max_object: 1 << 10,
