@@ -147,7 +147,19 @@ pub(crate) struct Server {
 
 impl Server {
     fn spawn(mut command: Command, socket: PathBuf) -> Server {
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        let begun = Instant::now();
+        let mut child = loop {
+            match command.spawn() {
+                Ok(child) => break child,
+                // The program is a copy, and a process that another test has just forked holds it open for a moment, as it was written.
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                    assert!(begun.elapsed() < Duration::from_secs(10), "{e}");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(e) => panic!("{e}"),
+            }
+        };
         let log = Arc::new(Mutex::new(String::new()));
         let (out, stderr) = (log.clone(), child.stderr.take().unwrap());
         let reader = std::thread::spawn(move || {
