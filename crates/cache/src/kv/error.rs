@@ -114,6 +114,9 @@ pub enum CacheError {
         /// What the configuration says.
         wanted: ByteSize,
     },
+    /// A drive that is named twice, by whatever path.
+    #[error("flash '{0}': it is named twice: name each drive once")]
+    DriveTwice(PathBuf),
     /// One of several drives.
     #[error("flash '{path}': {why}")]
     Drive {

@@ -307,6 +307,7 @@ fn open_store(
         | CacheError::Application(_)
         | CacheError::RecordWarm { .. }
         | CacheError::RecordSeveral(_)
+        | CacheError::DriveTwice(_)
         | CacheError::MemoryFile { .. }
         | CacheError::Division { .. }
         | CacheError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(with_remedy(&e)),

@@ -47,11 +47,15 @@ impl DriveSegments {
 
 /// The drives of a cache, by place: where one was taken out, none is. Without any there is one drive, which has all segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drives([DriveSegments; MOST_DRIVES]);
+pub struct Drives {
+    all: [DriveSegments; MOST_DRIVES],
+    /// How many there are.
+    count: u8,
+}
 
 impl Drives {
     /// One drive.
-    pub const ONE: Drives = Drives([DriveSegments::NONE; MOST_DRIVES]);
+    pub const ONE: Drives = Drives { all: [DriveSegments::NONE; MOST_DRIVES], count: 0 };
 
     /// These, by place.
     ///
@@ -59,18 +63,19 @@ impl Drives {
     /// If there are more than [`MOST_DRIVES`].
     pub fn of(drives: &[DriveSegments]) -> Drives {
         let mut all = Drives::ONE;
-        all.0[..drives.len()].copy_from_slice(drives);
+        all.all[..drives.len()].copy_from_slice(drives);
+        all.count = drives.iter().filter(|drive| drive.segments > 0).count() as u8;
         all
     }
 
     /// Whether the segments are not told apart by drives.
     pub fn is_one(&self) -> bool {
-        self.0.iter().all(|drive| drive.segments == 0)
+        self.count == 0
     }
 
     /// The drives, by place.
     pub fn all(&self) -> &[DriveSegments; MOST_DRIVES] {
-        &self.0
+        &self.all
     }
 }
 
@@ -127,14 +132,14 @@ impl FlashGeometry {
 
     /// Drives, at least one.
     pub fn drive_count(&self) -> usize {
-        self.drives.0.iter().filter(|drive| drive.segments > 0).count().max(1)
+        usize::from(self.drives.count.max(1))
     }
 
     /// Words of the segment tables of all drives.
     pub fn table_words(&self) -> usize {
         let words =
             |drive| self.part(drive).map_or(0, |(own, _)| SegmentTable::words_for(own.segments));
-        (0..MOST_DRIVES).map(words).sum()
+        (0..MOST_DRIVES).map(words).sum::<usize>().next_multiple_of(8)
     }
 
     /// Pages of 4 KiB per segment.
@@ -146,7 +151,7 @@ impl FlashGeometry {
     pub fn capacity(&self) -> u64 {
         let segments = match self.drives.is_one() {
             true => u64::from(self.segments),
-            false => self.drives.0.iter().map(|drive| u64::from(drive.segments)).sum(),
+            false => self.drives.all.iter().map(|drive| u64::from(drive.segments)).sum(),
         };
         segments * u64::from(self.segment_bytes)
     }
@@ -159,7 +164,7 @@ impl FlashGeometry {
             let part = Part { drive, numbers: Numbers::ALONE, extent_align };
             return (drive == 0).then_some((*self, part));
         }
-        let DriveSegments { numbers, segments } = *self.drives.0.get(drive)?;
+        let DriveSegments { numbers, segments } = *self.drives.all.get(drive)?;
         let own = FlashGeometry { segments, drives: Drives::ONE, ..*self };
         (segments > 0).then_some((own, Part { drive, numbers, extent_align }))
     }
@@ -167,16 +172,16 @@ impl FlashGeometry {
     /// The place of the drive that has the segment of this number, and its own number for it.
     #[inline]
     pub fn at(&self, number: u16) -> Option<(usize, u16)> {
-        if self.drives.0[0].segments == 0 && self.drives.is_one() {
+        if self.drives.is_one() {
             return (1..=self.segments).contains(&number).then_some((0, number));
         }
-        let mut drives = self.drives.0.iter().enumerate().filter(|(_, d)| d.segments > 0);
+        let mut drives = self.drives.all.iter().enumerate().filter(|(_, d)| d.segments > 0);
         drives.find_map(|(i, d)| Some((i, d.numbers.segment(number, d.segments)?)))
     }
 
     /// Places of drives, those between them that are empty included.
     pub fn places(&self) -> usize {
-        self.drives.0.iter().rposition(|drive| drive.segments > 0).map_or(1, |last| last + 1)
+        self.drives.all.iter().rposition(|drive| drive.segments > 0).map_or(1, |last| last + 1)
     }
 
     /// Bytes from the beginning of a segment to the end of its drive.
@@ -184,7 +189,7 @@ impl FlashGeometry {
         let Some((drive, segment)) = self.at(number) else { return 0 };
         let segments = match self.drives.is_one() {
             true => self.segments,
-            false => self.drives.0[drive].segments,
+            false => self.drives.all[drive].segments,
         };
         u64::from(segments - segment + 1) * u64::from(self.segment_bytes)
     }

@@ -573,10 +573,6 @@ fn resolve_flash(
         let all = size.iter().map(ByteSize::to_string).collect::<Vec<_>>().join(", ");
         return Err(value("flash-size", all, why));
     }
-    if let Some((_, again)) = paths.iter().enumerate().find(|(i, path)| paths[..*i].contains(path))
-    {
-        return Err(value("flash", again.display(), "is named twice: name each drive once"));
-    }
     let path = paths.first().cloned().unwrap_or_default();
     let total = s
         .flash_size

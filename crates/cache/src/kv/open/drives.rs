@@ -297,8 +297,7 @@ pub(in crate::kv) fn each_once<'a>(
 ) -> Result<(), CacheError> {
     for (i, path) in paths.clone().enumerate() {
         if paths.clone().take(i).any(|other| super::super::own_files::is_same(other, path)) {
-            let why = "it is named twice: name each drive once".to_owned();
-            return Err(CacheError::Drive { path: path.to_owned(), why });
+            return Err(CacheError::DriveTwice(path.to_owned()));
         }
     }
     Ok(())

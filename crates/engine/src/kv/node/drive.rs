@@ -1,8 +1,8 @@
 //! What a thread of its own does for each further drive: it owns that drive's log with its write budget. All else is
 //! [`Maintenance`](super::Maintenance)'s, which owns the log of the first.
 
+use larder_base::Now;
 use larder_base::lock::LockKind;
-use larder_base::{Nanos, Now};
 
 use super::maintenance::{Flash, StateIo};
 use super::node::Node;
@@ -71,9 +71,6 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> DriveUpkeep<B> {
         self.rested = true;
         Turn::At(now.mono + EVERY)
     }
-
-    /// When it comes again without being called.
-    pub const EVERY: Nanos = EVERY;
 
     /// A shard has called since the last turn.
     pub fn wake(&mut self) {

@@ -390,7 +390,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         }
     }
 
-    /// The log of this drive begins to write or read, or has ended: seen to where that is done. (A test has it last.)
+    /// The log of this drive begins to write or read, or has ended. The node sees to that itself; a test may have it go on.
     pub fn set_busy(&self, drive: usize, busy: bool) {
         if let Some((turns, _)) = &self.turns {
             turns.lock().set_busy(drive, busy);
